@@ -14,7 +14,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.models import costs
 from hsvit_jax.models.vix import mixer_config, vix
 
@@ -89,12 +89,12 @@ def table(rows: Sequence[Row]) -> list[tuple]:
         "training, MiB": lambda row: f"{row.training_bytes / 2**20:,.0f}",
         "of softmax's": share,
     }
-    return report.table(columns, rows)
+    return artifacts.table(columns, rows)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """Writes `sequence.csv` and `sequence.png` into `folder`, which is made."""
-    return report.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
+    return artifacts.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
@@ -111,7 +111,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
             points = [(r.tokens, getattr(r, key) / unit) for r in rows if r.mixer == mixer]
             axes.plot(*zip(*points, strict=True), marker=".", label=mixer)
         low = min(getattr(r, key) for r in rows if r.tokens == lengths[0]) / unit
-        report.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
+        artifacts.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
 
 
@@ -128,7 +128,7 @@ def main() -> None:
         for tokens in map(int, given.tokens.split(",")):
             rows.append(measure(mixer, tokens, given.batch))
             print(f"{mixer}, {tokens:,} tokens", file=sys.stderr)
-    print(report.markdown(table(rows)))
+    print(artifacts.markdown(table(rows)))
     print(*write(rows, Path(given.out)), sep="\n", file=sys.stderr)
 
 

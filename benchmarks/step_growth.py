@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
+from hsvit_jax import artifacts
 from hsvit_jax import config as config_lib
-from hsvit_jax import report
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.models import costs
 
@@ -113,7 +113,7 @@ def measure(
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """Writes `growth.csv` and `growth.png` into `folder`, which is made."""
-    return report.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
+    return artifacts.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
@@ -129,7 +129,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
             points = sorted((row.flops_ratio, ratio(row)) for row in series)
             axes.plot(*zip(*points, strict=True), marker=".", label=name)
         ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
-        report.double_log(axes, (ends, ends), "as FLOPs")
+        artifacts.double_log(axes, (ends, ends), "as FLOPs")
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     given = parser.parse_args()
     how = {"rounds": given.rounds, "settings": given.settings, "series": given.series.split(",")}
     rows = measure(given.spec, given.batch, **how)
-    print(report.markdown(report.table(COLUMNS, rows)))
+    print(artifacts.markdown(artifacts.table(COLUMNS, rows)))
     print(*write(rows, Path(given.out)), sep="\n", file=sys.stderr)
 
 

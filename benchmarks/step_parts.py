@@ -16,8 +16,8 @@ import ml_collections
 import numpy as np
 import optax
 
+from hsvit_jax import artifacts
 from hsvit_jax import config as config_lib
-from hsvit_jax import report
 from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.models.network import GroupShard
 from hsvit_jax.ops.max_pool import max_pool
@@ -201,7 +201,7 @@ def table(record: dict) -> str:
         "median, ms": lambda name: f"{times[name]:.2f}",
         "share": lambda name: f"{times[name] / times['whole step']:.1%}",
     }
-    return "\n".join([*report.aligned(report.table(columns, times)), record["note"]])
+    return "\n".join([*artifacts.aligned(artifacts.table(columns, times)), record["note"]])
 
 
 def main() -> None:

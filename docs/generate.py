@@ -15,7 +15,7 @@ from hsvit_jax.models import FAMILIES
 
 DOCS = Path(__file__).resolve().parent
 #: Room of the package → the rooms it may import: the table that tests hold.
-MAY_IMPORT = runpy.run_path(str(DOCS.parent / "tests/test_imports.py"))["MAY_IMPORT"]
+FLOORS = runpy.run_path(str(DOCS.parent / "tests/test_imports.py"))["FLOORS"]
 
 
 def regenerated(page: str) -> str:
@@ -53,10 +53,11 @@ def _flags() -> list[str]:
 
 def _imports() -> list[str]:
     """The table of imports between the rooms of the package."""
-    lines = ["| room | may import |", "|---|---|"]
-    for room, others in MAY_IMPORT.items():
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(others.split())) or "nothing"
-        lines.append(f"| `{room}` | {names} |")
+    lines = ["| floor | rooms | may import |", "|---|---|---|"]
+    for floor, *names in FLOORS:
+        rooms, others = (", ".join(f"`{name}`" for name in part.split()) for part in names)
+        others = others.replace("`*`", "every lower floor") or "nothing"
+        lines.append(f"| {floor} | {rooms} | {others} |")
     return lines
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hsvit_jax.classifier import Classifier as Classifier
     from hsvit_jax.classifier import build_model as build_model
     from hsvit_jax.classifier import load as load
-    from hsvit_jax.commands.train import fit as fit
     from hsvit_jax.config import get_config as get_config
     from hsvit_jax.data import from_arrays as from_arrays
     from hsvit_jax.data import from_csv as from_csv
     from hsvit_jax.data import from_examples as from_examples
+    from hsvit_jax.run_report.fit import fit as fit
     from hsvit_jax.train import Callback as Callback
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _LAZY = {
     "Callback": ("train", "Callback"),
     "Classifier": ("classifier", "Classifier"),
     "build_model": ("classifier", "build_model"),
-    "fit": ("commands.train", "fit"),
+    "fit": ("run_report.fit", "fit"),
     "from_arrays": ("data", "from_arrays"),
     "from_csv": ("data", "from_csv"),
     "from_examples": ("data", "from_examples"),

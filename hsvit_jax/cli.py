@@ -18,13 +18,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 from absl import flags
 
-import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.text import few, nearest, note, printable
@@ -46,6 +46,15 @@ MESH = "mesh.group mesh.data mesh.aggregate"
 
 class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
+
+
+@contextlib.contextmanager
+def misuse() -> Iterator[None]:
+    """Turns a mistake that reading words has found into Misuse."""
+    try:
+        yield
+    except ValueError as error:
+        raise Misuse(str(error)) from error
 
 
 def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
@@ -88,7 +97,7 @@ class Command:
 
     Attributes:
       purpose: a sentence, for the list of commands.
-      module: below `hsvit_jax`, whose `run(request)` returns the exit code, None for 0.
+      module: its name, of which `run(request)` returns the exit code, None for 0.
       examples: lines of --help, '$' in place of the program and this command's name.
       flags: a row for each: `flags.DEFINE_...` of absl and its arguments.
       config: sections and keys of the configuration, separated by blanks. A command with the flag
@@ -96,6 +105,8 @@ class Command:
       needs_config: whether --config is required.
       words: names of the words that are no flags, such as 'FILE [OUT]'; empty where there are none.
         A command with the flag `checkpoint` takes RUN before them, unless a flag names the run.
+        A name is a word, one in brackets may be left out, and '...' stands for more.
+      exclusive: flags and keys that exclude each other, separated by blanks.
       remember: keep compiled programs for the next start.
     """
 
@@ -106,12 +117,18 @@ class Command:
     config: str = ""
     needs_config: bool = False
     words: str = ""
+    exclusive: tuple[str, ...] = ()
     remember: bool = True
 
     @property
     def takes_run(self) -> bool:
         """Whether the command reads a run."""
         return any("checkpoint" in row for row in self.flags)
+
+    @property
+    def usage(self) -> str:
+        """The words that the command takes."""
+        return " ".join(filter(None, ["RUN" * self.takes_run, self.words]))
 
     def reads_key(self, key: str) -> bool:
         """Whether the command reads a configuration key, such as 'train.batch'."""
@@ -154,10 +171,7 @@ class Request:
 
     @property
     def source(self) -> str:
-        """The run, which the configuration may name. Raises Misuse where nothing does."""
-        if not (self.run or self.config):
-            example = f"hsvit {self.name} runs/c2a2-digits-strong-seed0"
-            raise Misuse(f"{self.name} needs RUN, the folder of a run, as in {example}")
+        """The run, which the configuration may name."""
         return self.run or self.workdir
 
     @property
@@ -182,7 +196,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     program = "hsvit" if Path(program).stem == "hsvit" else "python -m hsvit_jax"
     asks = words[0].lstrip("-") if len(words) == 1 and words[0].startswith("-") else ""
     if not name and (not words or asks in ("version", *_HELP)):
-        version = f"hsvit_jax {hsvit_jax.__version__}"
+        version = f"hsvit_jax {metadata.version('hsvit_jax')}"
         text = version if asks == "version" else _list(program, commands, about)
         with _exit_code(program, note) as end:
             print(text)
@@ -210,7 +224,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         request = replace(request, spec=spec or "", settings=settings, config=config, words=found)
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
-        work = importlib.import_module(f"hsvit_jax.{command.module}").run
+        work = importlib.import_module(command.module).run
     except flags.UnrecognizedFlagError as error:
         return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
@@ -274,14 +288,8 @@ def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> s
 
 
 def _with_run(request: Request, command: Command) -> Request:
-    """The request with its run, which is the first word where nothing else names it.
-
-    Raises Misuse where two flags name it.
-    """
-    values, words, named = request.flags, request.words, request.flags.checkpoint
-    if named and values.workdir:
-        raise Misuse("--checkpoint and --workdir both name the run: leave one out")
-    named = named or values.workdir
+    """The request with its run, which is the first word where nothing else names it."""
+    words, named = request.words, request.flags.checkpoint or request.flags.workdir
     # A command without words of its own may read a configuration's data beside the run.
     if words and not named and (request.config is None or not command.words):
         named, *words = words
@@ -289,35 +297,55 @@ def _with_run(request: Request, command: Command) -> Request:
 
 
 def refuse_unused(request: Request, command: Command) -> None:
-    """Raises `Misuse` for input that the command does not read, and a missing configuration.
+    """Raises `Misuse` for input that the command does not read, and for what it lacks.
 
     Overrides that name a run are read where the run is found by its configuration.
     """
-    values, name, read = request.flags, request.name, few(command.config.split())
-    if request.words and not command.words:
-        own, pairs = [f"--{x}" for x in values], (x.partition("=") for x in request.words)
+    values, name = request.flags.flag_values_dict(), request.name
+    for flag, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Misuse(f"flag --{flag}={value}: expected a finite number")
+    names, words = command.words.split(), request.words
+    if len(words) > len(names) and "..." not in names:
+        surplus = words[len(names) :]
+        own, pairs = [f"--{x}" for x in values], (word.partition("=") for word in surplus)
         near = [meant(key, command, own, value) for key, equals, value in pairs if equals]
         near = " ".join(filter(None, near))
         hint = f"; did you mean {near}?" if near else " (flags are --name=value)"
-        raise Misuse(f"unexpected words: {' '.join(request.words)}{hint}")
-    for flag, value in values.flag_values_dict().items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise Misuse(f"flag --{flag}={value}: expected a finite number")
-    named, finds_run = request.run, command.takes_run
+        raise Misuse(f"unexpected words: {' '.join(surplus)}{hint}")
+    keys = [setting.partition("=")[0] for setting in request.settings]
+    given = {flag: f"--{flag}" for flag, value in values.items() if value not in (None, False, "")}
+    given |= {key: f"--config.{key}" for key in keys}
+    for row in (*command.exclusive, *["checkpoint workdir"] * command.takes_run):
+        first, *others = row.split()
+        for other in others:
+            if first in given and other in given:
+                both = f"{given[first]} and {given[other]}"
+                raise Misuse(f"{both} exclude each other: leave one out")
+    _check_config(request, command, keys)
+    least = len({name for name in names if name[0] not in "[."})
+    if len(words) < least or (command.takes_run and not (request.run or request.config)):
+        example = command.examples.partition("\n")[0].replace("$", f"{request.program} {name}")
+        raise Misuse(f"{name} needs {command.usage}, as in {example}")
+
+
+def _check_config(request: Request, command: Command, keys: list[str]) -> None:
+    """Raises Misuse for keys that the command does not read, and a missing configuration."""
+    name, named, finds_run = request.name, request.run, command.takes_run
     more = set(command.config.split()) - set(MESH.split())
     if request.config is None:
         by_words = more and command.words  # these name configurations
-        alone = [key for key in request.settings if not (named and key.startswith("mesh."))]
-        unread = named and alone and not command.reads_key(alone[0].partition("=")[0])
+        alone = [key for key in keys if not (named and key.startswith("mesh."))]
+        unread = named and alone and not command.reads_key(alone[0])
         if command.needs_config or (alone and not by_words and not unread):
-            why = f"--config.{alone[0]}" if alone else name
-            raise Misuse(f"{why} needs --config=FILE")
+            raise Misuse(f"{f'--config.{alone[0]}' if alone else name} needs --config=FILE")
     elif not more and (named or not finds_run):
         beside = f" beside {named}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
-    for key in (setting.partition("=")[0] for setting in request.settings):
+    for key in keys:
         by_config = finds_run and not named and config_lib.names_run(key)
         if not (command.reads_key(key) or by_config):
+            read = few(command.config.split())
             raise Misuse(
                 f"{name} does not use --config.{key}: leave it out (keys that it reads: {read})"
             )
@@ -370,8 +398,7 @@ def _help(
       every: key, not only those that people change first.
     """
     config = ("--config=FILE", "[--config.KEY=VALUE ...]") if command.config else ()
-    words = ("RUN" * command.takes_run, command.words, "[--FLAG=VALUE ...]")
-    parts = (*config[: command.needs_config], *words, *config[1:])
+    parts = (*config[: command.needs_config], command.usage, "[--FLAG=VALUE ...]", *config[1:])
     lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
     lines += [re.sub(r"(?m)^", "  ", command.examples.replace("$", start)), "", "Flags:"]
     for flag in (values[name] for name in values):

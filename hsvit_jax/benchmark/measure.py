@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import cli, report
+from hsvit_jax import artifacts, cli
 from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.models import costs
@@ -24,8 +24,6 @@ def run(request: cli.Request) -> None:
     modes = [name for name in ("vs", "peak") if values[name].value]
     if not request.spec and modes != ["peak"]:
         raise cli.Misuse("--config is missing")
-    if len(modes) > 1:
-        raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
     print(json.dumps(_record(request, modes)))
 
 
@@ -36,8 +34,6 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
         return {"peak": machine.measure_peak("float32"), **machine.description()}
-    if values.batch and "train.batch" in config.by_hand:
-        raise cli.Misuse("--batch and --config.train.batch both say how many images: leave one out")
     if values.batch:
         config = config_lib.override(config, [f"train.batch={values.batch}"])
     record = measure(
@@ -80,7 +76,7 @@ def measure(
         ValueError: configuration, data and devices do not fit together.
     """
     if trace:  # before the work, as it may fail
-        report.make_folder(Path(trace))
+        artifacts.make_folder(Path(trace))
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
     first = jobs.timed(job.take, max(warmup, 1))[0]

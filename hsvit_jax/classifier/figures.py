@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.classifier.views import Groups, Sequences, Views
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
@@ -48,7 +48,7 @@ def figures(
 
 def _figure(width: float, height: float, title: str) -> Any:
     """An empty figure in inches; a `$` in its title is only a dollar sign."""
-    figure = report.figure(width, height, dpi=110)
+    figure = artifacts.figure(width, height, dpi=110)
     figure.suptitle(title, parse_math=False)
     return figure
 

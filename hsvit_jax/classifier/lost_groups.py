@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from hsvit_jax import artifacts, data
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, report
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
@@ -158,7 +158,7 @@ def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
     """
     rows = [Point(*(round(x, 6) for x in dataclasses.astuple(point))) for point in points]
     draw = functools.partial(_draw, points, title)
-    return report.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
+    return artifacts.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
 
 
 def _draw(points: list[Point], title: str, figure: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from hsvit_jax.cli import EVERYTHING, MESH, Command, Numbers, define_path
+from hsvit_jax.commands import compare, crossval, curves, lr_find, power_search, study
 
 ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
@@ -21,7 +22,6 @@ _COSTS = f"model {_DATA} data.image_size data.channels data.num_classes optim.na
 _COSTS += "train.ema_decay"
 
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
-_FOLDS = (define_path, "workdir", None, "Folder of all, less its -foldsN; default as of train.")
 _RUN = (
     (define_path, "checkpoint", None, "As RUN: a run or checkpoint, exported file, or zoo:NAME."),
     (define_path, "workdir", None, "As RUN: the folder of a run."),
@@ -40,7 +40,7 @@ _WORK = ["train", "infer", "input", "eval"]
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "Trains a network, or goes on with a run that was stopped.",
-        "commands.train",
+        "hsvit_jax.commands.train",
         "$ --config=configs/c4a8.py\n"
         "$ --config=c2a2:digits --config.train.epochs=5\n"
         "$ --config=c2a2:folder=my_images",
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "eval": Command(
         "Evaluates a trained network on a split, on other data, or with groups lost.",
-        "commands.evaluate",
+        "hsvit_jax.commands.evaluate",
         "$ runs/c2a2-digits-strong-seed0 --split=test\n"
         "$ runs/pets --config=c2a2:folder=other_photos",
         (
@@ -67,10 +67,11 @@ COMMANDS: Mapping[str, Command] = {
             (define_path, "curve", None, "A PNG of accuracy against groups lost."),
         ),
         config=_EVALUATION,
+        exclusive=("curve drop_groups",),
     ),
     "predict": Command(
         "Classifies image files and folders of them.",
-        "commands.predict",
+        "hsvit_jax.commands.predict",
         "$ runs/c2a2-digits-strong-seed0 cat.jpg photos/",
         (
             *_RUN,
@@ -84,7 +85,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "visualize": Command(
         "Draws feature maps, votes and attention maps of images.",
-        "commands.visualize",
+        "hsvit_jax.commands.visualize",
         "$ runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
         (*_RUN, _JOB, (define_path, "out", "views", "Folder of the PNGs.")),
         config=MESH,
@@ -92,7 +93,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "serve": Command(
         "Serves a trained network over HTTP, with a page to try it on.",
-        "commands.serve",
+        "hsvit_jax.commands.serve",
         "$ runs/c2a2-digits-strong-seed0 --port=8000\n"
         "$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
         (
@@ -114,7 +115,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "export": Command(
         "Writes a trained network as one file, for the hub, under other names, or as programs.",
-        "commands.export",
+        "hsvit_jax.commands.export",
         "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
         "$ runs/c2a2-digits-strong-seed0 model.onnx\n"
         "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
@@ -128,7 +129,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "report": Command(
         "Writes a run's curves, figures by class, calibration and hardest images as one HTML file.",
-        "commands.report",
+        "hsvit_jax.commands.report",
         "$ runs/c2a2-digits-strong-seed0 --split=test",
         (
             *_RUN,
@@ -138,19 +139,19 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "list": Command(
         "Lists the networks, data sets, recipes and trained networks that have names.",
-        "commands.listing",
+        "hsvit_jax.commands.listing",
         "$",
     ),
     "summary": Command(
         "Prints parameters, FLOPs by module, and memory of a network.",
-        "commands.summary",
+        "hsvit_jax.commands.summary",
         "$ --config=configs/c4a8.py:tiny_imagenet",
         config=f"{_COSTS} eval.batch",
         needs_config=True,
     ),
     "plan": Command(
         "Predicts communication and efficiency of an HSViT on many devices.",
-        "commands.plan",
+        "hsvit_jax.commands.plan",
         "$ --config=configs/c4a8.py --devices=4096",
         (
             (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
@@ -165,84 +166,15 @@ COMMANDS: Mapping[str, Command] = {
         config=f"{_COSTS} mesh.aggregate mesh.gradients",
         needs_config=True,
     ),
-    "compare": Command(
-        "Trains several systems on the same data and compares them.",
-        "commands.compare",
-        "$ configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2\n"
-        "$ 'c2a2:digits model.depth=1' 'c2a2:digits model.depth=4' resnet:18,digits\n"
-        "$ c2a2:cifar10 vix:vit,cifar10 --fractions=0.01,0.05,0.1\n"
-        "SPEC is what --config takes elsewhere, and settings of its own after blanks.\n"
-        "--fractions: nested shares of each class; the first system's steps times FLOPs decide\n"
-        "the steps of the others. The same command again goes on where it stopped.",
-        (
-            (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
-            (define_path, "out", "runs/comparison", "Folder of the runs and one table."),
-            (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
-            (flags.DEFINE, Numbers(float), "fractions", None, "Shares of the images, as 0.01,0.1."),
-        ),
-        config=EVERYTHING,
-        words="SPEC SPEC ...",
-    ),
-    "study": Command(
-        "Trains the networks of a paper's table or figure and draws it.",
-        "studies.study",
-        "$ fig5 --data=digits --epochs=4 --seeds=0,1,2\n"
-        "NAME is dhvt_ablations, dhvt_table5, fig5, fig6, fig7, fig8, hvt_ablations, table4 or\n"
-        "vix_table1, or a Python file whose get_study() returns a Study.\n"
-        "The same command again goes on where it stopped.",
-        (
-            (flags.DEFINE_string, "data", None, "DATA,RECIPE; default: those of the paper."),
-            (flags.DEFINE_float, "epochs", None, "Of each run; default: the recipe's."),
-            (flags.DEFINE_list, "seeds", ["0"], "A run of every network for each of these."),
-            (define_path, "out", None, "Folder of all; default: runs/study-NAME."),
-        ),
-        config=EVERYTHING,
-        words="NAME",
-    ),
-    "curves": Command(
-        "Draws accuracy and loss of several runs in one plot.",
-        "studies.curves",
-        "$ runs/c2a2-digits-strong-seed0 runs/c3a4-digits-strong-seed0",
-        ((define_path, "out", "curves.png", "A PNG to draw."),),
-        words="RUN RUN ...",
-    ),
-    "crossval": Command(
-        "Cross-validates: a run for each fold of the training images, tested on that fold.",
-        "studies.crossval",
-        "$ --config=c2a2:folder=my_images --folds=5\n"
-        "The same command again goes on where it stopped.",
-        (_FOLDS, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
-        config=EVERYTHING,
-        needs_config=True,
-    ),
-    "lr-find": Command(
-        "Finds a learning rate: draws the loss of a short run whose rate grows.",
-        "studies.lr_find",
-        "$ --config=c2a2:folder=my_images",
-        (
-            (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate; at least 30.", 30),
-            (define_path, "out", "lr-find.png", "A PNG to draw."),
-        ),
-        config=EVERYTHING,
-        needs_config=True,
-    ),
-    "power-search": Command(
-        "Learns how many tokens each block of a trained DeiT keeps, by PoWER's soft extraction.",
-        "studies.power_search",
-        "$ --config=deit:ti,cifar100,paper --config.init.from=runs/deit-ti\n"
-        "Writes the network, which goes on training with the command that is printed.",
-        (
-            (flags.DEFINE_float, "epochs", 1.0, "Of the search, in place of train.epochs.", 0.0),
-            (flags.DEFINE_float, "penalty", 1e-4, "Of a token; larger: fewer are kept.", 0.0),
-            (flags.DEFINE_float, "rate", 1e-2, "Learning rate of what is kept.", 0.0),
-            (define_path, "out", "power.safetensors", "The file to write."),
-        ),
-        config=EVERYTHING,
-        needs_config=True,
-    ),
+    "compare": compare.COMMAND,
+    "study": study.COMMAND,
+    "curves": curves.COMMAND,
+    "crossval": crossval.COMMAND,
+    "lr-find": lr_find.COMMAND,
+    "power-search": power_search.COMMAND,
     "convert": Command(
         "Converts PyTorch weights to a run's folder.",
-        "commands.convert",
+        "hsvit_jax.commands.convert",
         "$ weights.safetensors\n"
         "$ last.ckpt runs/converted --config=c2a2 --config.data.image_size=32,48\n"
         "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
@@ -254,11 +186,12 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
             (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
         ),
+        config="model data",
         words="FILE [OUT]",
     ),
     "benchmark": Command(
         "Measures speed and memory, in one line of JSON.",
-        "benchmark.measure",
+        "hsvit_jax.benchmark.measure",
         "$ --config=configs/c2a2.py --batch=128 --work=train\n"
         "$ --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'\n"
         "$ --peak",
@@ -275,6 +208,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
         ),
         config=EVERYTHING,
+        exclusive=("vs peak", "batch train.batch"),
         remember=False,
     ),
 }

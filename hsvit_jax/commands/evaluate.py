@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, data, report, train
+from hsvit_jax import artifacts, cli, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, lost_groups
 from hsvit_jax.commands.predict import load_classifier
@@ -21,8 +21,6 @@ def run(request: cli.Request) -> int:
     curve = request.flags.curve
     if curve is not None:
         path = cli.ending(curve, word="--curve")
-        if request.flags.drop_groups is not None:
-            raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:
@@ -32,7 +30,7 @@ def run(request: cli.Request) -> int:
                 f"--curve={curve} would write {table} over the data's table: choose another name"
             )
         for file in (path, table):  # before the work, as it may fail
-            report.prepare_for(file)
+            artifacts.prepare_for(file)
         _write_curve(classifier, config, part, split, path)
         return 0
     evaluator = evaluate.make_evaluator(
@@ -114,7 +112,7 @@ def _write_curve(
     name = f"{config.model.variant}, {config.data.name}, {split} split"
     table, plot = lost_groups.write(points, path, f"{name}, step {step:,}")
     for point in points:
-        ends = report.interval(point.mean, len(part))
+        ends = artifacts.interval(point.mean, len(part))
         line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
         print(metrics.to_line(step, line))
     coordination.print_once(f"{plot} and {table}")

@@ -11,11 +11,6 @@ from hsvit_jax.text import printable
 def run(request: cli.Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
     values, source = request.flags, request.source
-    if len(request.words) != 1:
-        raise cli.Misuse(
-            f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
-            f"{' '.join([source, *request.words])}"
-        )
     out = Path(request.words[0])
     form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
     if values.parts is not None and form not in export.programs.FORMATS:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import classifier, data, report
+from hsvit_jax import artifacts, classifier, data
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
 from hsvit_jax.data.listing import tell_others, walk
@@ -146,7 +146,7 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
     if form == "csv":
         columns = ["file", "rank", "label", "probability"]
         cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
-        return printable(report.csv_text([columns] * head + cells).rstrip("\n"))
+        return printable(artifacts.csv_text([columns] * head + cells).rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
         by_file.setdefault(one_line(row["file"]), []).append(

@@ -11,9 +11,9 @@ import ml_collections
 
 from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.artifacts import aligned, byte_text
 from hsvit_jax.cli import Request
 from hsvit_jax.models import costs
-from hsvit_jax.report import aligned, byte_text
 from hsvit_jax.train import optim
 
 

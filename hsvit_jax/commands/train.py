@@ -1,54 +1,10 @@
 """hsvit train: trains a network, resuming a run that was stopped."""
 
-import dataclasses
 import shlex
-import time
-from pathlib import Path
-from typing import Any
 
-import ml_collections
-
-from hsvit_jax import train
 from hsvit_jax.cli import Request
-from hsvit_jax.run_report import write_after_training
+from hsvit_jax.run_report.fit import fit
 from hsvit_jax.runtime import cluster, coordination, signals
-from hsvit_jax.text import few
-
-_LONGEST_REPORT = 6 * 3600.0  # seconds
-_OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}
-
-
-def fit(
-    config: ml_collections.ConfigDict, workdir: str | Path, *, report: bool = True, **options: Any
-) -> train.Result:
-    """Trains as `hsvit_jax.train.train` does, and writes the run's report.
-
-    Args:
-      config, workdir, options: of `train.train`.
-      report: whether to write it.
-
-    Returns:
-      the finished run.
-
-    Raises:
-      ValueError: as `train.train`; or the configuration says how to load data that are given.
-      KeyboardInterrupt: as `train.train`.
-    """
-    given = getattr(config, "by_hand", ()) if options.get("dataset") is not None else ()
-    unused = sorted(_OF_LOADING.intersection(given))
-    if unused:
-        raise ValueError(
-            f"{few(unused)} would change how a data set is loaded, and this one is loaded already: "
-            "give the arguments to hsvit_jax.from_arrays, take dataset.subset(fraction), or leave "
-            "the settings out"
-        )
-    started, result = time.monotonic(), train.train(config, workdir, **options)
-    if report and coordination.is_lead():
-        page = write_after_training(result.workdir, options.get("dataset"))
-        result = dataclasses.replace(result, report=page, seconds=time.monotonic() - started)
-    if report:  # jax ends a job five minutes after the first of its processes
-        coordination.wait_for_lead("report", _LONGEST_REPORT)
-    return result
 
 
 def run(request: Request) -> int:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hsvit_jax import data, report
+from hsvit_jax import artifacts, data
 from hsvit_jax.classifier import Classifier, figures
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.predict import image_files, load_classifier
@@ -81,7 +81,7 @@ def write_views(
             views, image_HWC, names, printable(f"{Path(*path.parts[-2:])}{network}{alone}")
         ):
             written.append(out / f"{stem}-{kind}.png")
-            report.save_figure(figure, written[-1])
+            artifacts.save_figure(figure, written[-1])
     return written, errors
 
 

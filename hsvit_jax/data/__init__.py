@@ -8,7 +8,6 @@ what is in memory.
 """
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +31,7 @@ from hsvit_jax.data.images import (
     read_image,
 )
 from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
-from hsvit_jax.text import few
+from hsvit_jax.text import few, nearest
 
 __all__ = [
     "BadImage",
@@ -110,16 +109,13 @@ def load(
       DataUnavailable: the files are missing and cannot be downloaded; says where to put them.
       ValueError: an argument or the data has to be put right; says how.
     """
-    if on_bad_image not in ("error", "skip"):
-        raise ValueError(f"on_bad_image={on_bad_image!r}: expected 'error' or 'skip'")
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
-    info, read = _open(name, folder, progress, test_only)
+    info, read = _open(name, folder, progress)
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
-    check_shape(size, channels, fit)
-    size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
+    size, channels = check_shape(size, channels, fit)
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
     dataset = split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
     return dataclasses.replace(dataset, on_bad_image=on_bad_image)
@@ -139,23 +135,16 @@ def _open(
     name: str,
     data_dir: Path,
     progress: Progress = lambda *_: None,
-    test_only: bool = False,
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name: its description, and what reads it."""
-    if not isinstance(name, str):
-        raise ValueError(f"a data set has a name, such as 'digits' or 'folder=PATH'; got {name!r}")
     kind, equals, argument = name.partition("=")
-    if not (equals and argument):
-        kind = ""
+    kind = kind if equals and argument else ""
     if kind in ("folder", "csv"):
-        if kind == "csv":
-            listing = list_csv(argument, test_only)
-        else:
-            listing = find_listing(argument, data_dir, progress, test_only)
-        load = partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
+        folder = kind == "folder"
+        listing = find_listing(argument, data_dir, progress) if folder else list_csv(argument)
         rows, names = listing.rows, listing.class_names
         info = describe_files(name, names, len(rows), lambda i: read_file(rows[i].file.path))
-        return info, load
+        return info, partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
     if kind == "hf":
         return open_hf(argument)
     if kind == "tfds":
@@ -166,10 +155,8 @@ def _open(
     if kind == "given":
         raise ValueError(
             f"the images of this run, {argument!r:.80}, were given from Python and are not stored "
-            "with it: evaluate images of the same classes, by hsvit eval RUN "
-            "--config=c2a2:folder=PATH or from Python by load(RUN).evaluate(dataset)"
+            "with it: use hsvit eval RUN --config=c2a2:folder=PATH, or load(RUN).evaluate(dataset)"
         )
-    near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
-    near = [f"folder={name}"] if os.path.isdir(name) else near
+    near = f" Did you mean folder={name}?" if os.path.isdir(name) else nearest(name, REGISTRY)
     known = ["folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>", *REGISTRY]
-    raise ValueError(f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {few(known)}")
+    raise ValueError(f"unknown data set {name!r}.{near} Known: {few(known)}")

@@ -1,6 +1,7 @@
 """The catalog of data sets known by name: descriptions, published files and their readers."""
 
 import hashlib
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data import dataset, formats, unpacked
+from hsvit_jax.data.archives import SUFFIXES, unpack
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch, find_copy
-from hsvit_jax.data.folder import load_listing, unpack_once
+from hsvit_jax.data.folder import archive_folder, load_listing, unpack_once
 from hsvit_jax.data.images import fit_image, fit_pillow
 from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
@@ -163,7 +165,7 @@ def _load_published(name: str, request: Request) -> Source:
     entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir.absolute()
     checksums = [file.checksum for file in entry.files]
     key, content = {"name": name, "files": checksums}, " ".join(checksums)
-    kept = cache_folder(data_dir, name if entry.parse else f"archive-{name}", key)
+    kept = cache_folder(data_dir, name, key) if entry.parse else archive_folder(name, key, data_dir)
     copies = [find_copy(file, data_dir, of) for file in entry.files]
     if all(copies):  # where these are no files as published, one of them was packed anew
         given = dict(zip(map(str, copies), checksums, strict=True))
@@ -195,7 +197,7 @@ def _load_published(name: str, request: Request) -> Source:
             )
         listing = entry.list_images(tree, *lists)
         if found:
-            _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
+            _check_counts(name, np.array([row.part for row in listing.rows]))
         source = load_listing(listing, name, request, key)
     if other:
         warnings.warn(
@@ -216,21 +218,24 @@ def _load_arrays(
 
     def build(scratch: Path) -> dict[str, Any]:
         paths, published = files()
-        images, labels, parts, class_names = entry.parse(paths)
-        notes = {"class_names": class_names, "content": content}
-        if not published:
-            folder, counts_K = paths[0].parent, np.bincount(labels)
-            _check_counts(name, folder, parts)
-            if counts_K.min() < counts_K.max():  # MNIST's files have Fashion-MNIST's names
-                raise ValueError(
-                    f"{folder} is not {name} as published: its classes have {counts_K.min()} to "
-                    f"{counts_K.max()} images, expected equally many; move the files away"
-                )
-            pixels = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-            notes["content"] = content if pixels == entry.pixels else pixels
+        where = paths[0] if len(paths) == 1 else paths[0].parent
+        within = scratch / "files"
+        if where.name.endswith(SUFFIXES):
+            within.mkdir()
+            unpack(where, within)
+            paths = [path for path in within.rglob("*") if path.is_file()]
+        try:
+            images, labels, parts, class_names = entry.parse(paths)
+            if not published:
+                _check_counts(name, parts, labels)
+        except ValueError as error:
+            raise ValueError(f"{where} is not {name} as published: {error}") from error
+        shutil.rmtree(within, ignore_errors=True)
+        pixels = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+        known = published or pixels == entry.pixels
         for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
             np.save(scratch / f"{stem}.npy", array)
-        return notes
+        return {"class_names": class_names, "content": content if known else pixels}
 
     arrays, notes = read_or_build(cache_folder(request.data_dir, name, key), build)
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
@@ -259,12 +264,16 @@ def _load_arrays(
     )
 
 
-def _check_counts(name: str, folder: Path, parts: np.ndarray) -> None:
+def _check_counts(name: str, parts: np.ndarray, labels: np.ndarray | None = None) -> None:
     """Refuses files without a published checksum that hold another number of images."""
-    counts = int((parts == TRAIN).sum()), int((parts == TEST).sum())
-    expected = REGISTRY[name].examples
+    counts, expected = (
+        [int((parts == part).sum()) for part in (TRAIN, TEST)],
+        [*REGISTRY[name].examples],
+    )
     if counts != expected:
         raise ValueError(
-            f"{folder} is not {name} as published: it holds {counts[0]:,} training and "
-            f"{counts[1]:,} test images, expected {expected[0]:,} and {expected[1]:,}"
+            f"{name} has {expected} training and test images; these files hold {counts}"
         )
+    if labels is not None and len({*np.bincount(labels)}) > 1:
+        # MNIST's files have Fashion-MNIST's names.
+        raise ValueError(f"{name} has equally many images of each class; these files do not")

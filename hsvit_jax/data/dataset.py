@@ -188,8 +188,15 @@ class Source:
 def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
-    """Splits the examples by `assign_splits`, with warnings of classes, or puts all into test."""
-    info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
+    """Splits the examples by `assign_splits`, with warnings of classes, or puts all into test.
+
+    Raises:
+      ValueError: classes of one name, fewer than two without `test_only`, or as `assign_splits`.
+    """
+    names = source.class_names
+    if len({*names}) < max(len(names), 1 if test_only else 2):
+        raise ValueError(f"{info.name} needs two or more different classes; it has {few(names)}")
+    info = dataclasses.replace(info, class_names=names, fit=fit)
     if test_only:
         every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every

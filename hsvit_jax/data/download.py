@@ -9,7 +9,7 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -19,14 +19,11 @@ from hsvit_jax.data.decode import Progress
 
 PROBE_SECONDS = 10.0
 _BLOCK = 1 << 20
+_FAILURES = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ValueError)
 
 
 class DataUnavailable(ValueError):
     """A missing file that cannot be downloaded; the message says where to get and put it."""
-
-
-class _Failed(Exception):
-    """A download that did not succeed; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +57,19 @@ def fetch(
         verify(path, remote.checksum, f" (from {remote.url})")
         return path
     target = data_dir / name / remote.name
-    try:
-        with _request(remote.url) as response, scratch_folder(target) as scratch:
-            part = scratch / target.name
-            _receive(response, part, remote, progress)
-            digest = digest_of(part, remote.checksum)
-            if digest != remote.checksum:
-                raise _Failed(f"what came has checksum {digest}, expected {remote.checksum}")
-            os.replace(part, target)
-    except _Failed as error:
-        raise DataUnavailable(
-            f"{remote.name} could not be downloaded: {error}.\n"
-            f"Get it from   {remote.url}\n"
-            f"and put it at {target}\n"
-            "then start again; it is then used without a connection. The data set 'digits' is "
-            "embedded and needs no download (the argument after the colon: ':digits')."
-        ) from error
+    with scratch_folder(target) as scratch:
+        part = scratch / remote.name
+        try:
+            _receive(remote, part, progress)
+        except _FAILURES as error:
+            raise DataUnavailable(
+                f"{remote.name} could not be downloaded: {error or type(error).__name__}.\n"
+                f"Get it from   {remote.url}\n"
+                f"and put it at {target}\n"
+                "then start again; it is then used without a connection. The data set 'digits' is "
+                "embedded and needs no download (the argument after the colon: ':digits')."
+            ) from error
+        os.replace(part, target)
     return target
 
 
@@ -95,15 +89,15 @@ def verify(path: Path, checksum: str, origin: str = "") -> None:
 
 
 def probe(url: str) -> str | None:
-    """None when ``url`` answers within PROBE_SECONDS, else the reason why it does not."""
+    """Returns None when ``url`` answers within PROBE_SECONDS, else the reason why it does not."""
     try:
-        _request(url).close()
-    except _Failed as error:
-        return str(error)
+        _open(url).close()
+    except _FAILURES as error:
+        return str(error or type(error).__name__)
     return None
 
 
-def _request(url: str) -> HTTPResponse:
+def _open(url: str) -> HTTPResponse:
     """Opens ``url`` under one deadline; name look-up alone can otherwise hang for minutes."""
     answer: Future[HTTPResponse] = Future()
 
@@ -111,48 +105,34 @@ def _request(url: str) -> HTTPResponse:
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "hsvit_jax"})
             answer.set_result(urllib.request.urlopen(request, timeout=PROBE_SECONDS))
-        except (OSError, HTTPException, ValueError) as error:
+        except Exception as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
-    if not wait([answer], PROBE_SECONDS).done:
-        # One that comes later is closed.
-        answer.add_done_callback(lambda late: late.exception() or late.result().close())
-        raise _Failed(f"no answer within {PROBE_SECONDS:g} seconds")
-    error = answer.exception()
-    if isinstance(error, urllib.error.HTTPError):
-        error.close()
-        raise _Failed(f"the host answers {error.code} {error.reason}")
-    if error is not None:
-        raise _Failed(str(getattr(error, "reason", None) or error or type(error).__name__))
-    return answer.result()
+    try:
+        return answer.result(PROBE_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {PROBE_SECONDS:g} seconds") from None
 
 
-def _receive(response: HTTPResponse, part: Path, remote: RemoteFile, progress: Progress) -> None:
-    expected = int(response.headers.get("Content-Length") or 0)
-    if expected > remote.max_bytes:
-        raise _Failed(f"the host offers {expected:,} bytes, too many")
-    received = 0
-    with open(part, "xb") as out:
-        while True:
-            try:
-                block = response.read(_BLOCK)
-            except (OSError, HTTPException) as error:
-                reason = f"the connection failed after {received:,} bytes ({error})"
-                raise _Failed(reason) from error
-            if not block:
-                break
+def _receive(remote: RemoteFile, part: Path, progress: Progress) -> None:
+    """Downloads a file to ``part``. Raises ValueError for too many bytes or other ones."""
+    with _open(remote.url) as response, open(part, "xb") as out:
+        expected, received = int(response.headers.get("Content-Length") or 0), 0
+        while block := response.read(_BLOCK):
             received += len(block)
-            if received > remote.max_bytes:
-                raise _Failed(f"more than {remote.max_bytes:,} bytes came")
+            if max(received, expected) > remote.max_bytes:
+                raise ValueError(f"the host offers more than {remote.max_bytes:,} bytes")
             out.write(block)
             progress(f"downloading {remote.name}", received, expected)
-    if received < expected:
-        raise _Failed(f"the connection ended after {received:,} of {expected:,} bytes")
+    if (digest := digest_of(part, remote.checksum)) != remote.checksum:
+        raise ValueError(f"its {received:,} bytes have checksum {digest}, not {remote.checksum}")
 
 
 def digest_of(path: Path, checksum: str) -> str:
-    """The checksum of a file by the algorithm of another, such as 'md5:…'."""
+    """Returns the checksum of a file by the algorithm of another, such as 'md5:…'."""
     algorithm = checksum.partition(":")[0]
     with open(path, "rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

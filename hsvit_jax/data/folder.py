@@ -1,6 +1,7 @@
 """``folder=<path>``: class folders, or an archive of them, as a data set."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,14 +16,12 @@ from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
-from hsvit_jax.data.images import is_image_name, peek, read_file
-from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, tell_others, walk
+from hsvit_jax.data.images import peek, read_file
+from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, tell_others, walk
 from hsvit_jax.text import few, is_printable, one_line
 
 
-def find_listing(
-    path: str, data_dir: Path, progress: Progress = lambda *_: None, test_only: bool = False
-) -> Listing:
+def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
     """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
     Raises:
@@ -39,15 +38,19 @@ def find_listing(
     unpacked.refuse_named(root)
     if os.path.isdir(root):
         tree = walk(root)
-        tell_others(tree)
-        return arrange(tree, test_only)
-    if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):
+    elif os.path.isfile(root) and root.name.lower().endswith(archives.SUFFIXES):
+        info = root.stat()
+        key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_ctime_ns}
+        tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
+    else:
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
-    info = root.stat()
-    key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_ctime_ns}
-    tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
     tell_others(tree)
-    return arrange(tree, test_only)
+    return arrange(tree)
+
+
+def archive_folder(name: str, key: dict[str, Any], data_dir: Path) -> Path:
+    """Returns the folder in the cache of an archive that is unpacked."""
+    return cache_folder(data_dir, f"unpacked-{name}", key)
 
 
 def unpack_once(
@@ -59,42 +62,35 @@ def unpack_once(
     progress: Progress,
     extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive's image files, the first time, to ``data_dir/cache/archive-…``.
+    """Unpacks an archive, the first time, and finds its images as those of a folder.
 
     Args:
       archive: finds the archive; not called where it is unpacked already.
       where: the archive's name in messages.
       name: of the folder, which may be removed at any time.
       key: identifies the content.
-      extra_suffixes: of other members to unpack.
+      extra_suffixes: of other files to find.
 
     Raises:
-      BadArchive: see `archives.members`.
+      BadArchive: see `archives.unpack`.
       ValueError: the folder cannot be written.
     """
-    folder = cache_folder(data_dir, f"archive-{name}", key)
+    folder = archive_folder(name, key, data_dir)
 
     def build(scratch: Path) -> dict[str, Any]:
         path = archive()
         progress(f"unpacking {path.name}", 0, 0)
-        return archives.unpack(
-            path, scratch, lambda member: is_image_name(member) or member.endswith(extra_suffixes)
-        )
+        (scratch / "files").mkdir()
+        archives.unpack(path, scratch / "files")
+        return {"files": len(walk(scratch / "files", extra_suffixes).files)}
 
-    _, index = read_or_build(folder, build)
-    if not {number for _, number in index["files"]} <= set(os.listdir(folder)):
+    for _ in range(2):
+        _, notes = read_or_build(folder, build)
+        tree = walk(folder / "files", extra_suffixes)
+        if len(tree.files) == notes["files"]:
+            break
         shutil.rmtree(folder, ignore_errors=True)  # what clears temporary folders took some
-        _, index = read_or_build(folder, build)
-
-    def shown(name: str) -> bool:
-        return not any(part.startswith(HIDDEN) for part in name.split("/"))
-
-    files = [
-        File(name, os.fspath(folder / number)) for name, number in index["files"] if shown(name)
-    ]
-    dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
-    others = tuple(filter(shown, index["others"]))
-    return Tree(where, tuple(sorted(files)), frozenset(dirs), others)
+    return dataclasses.replace(tree, where=where)
 
 
 def describe_files(

@@ -3,16 +3,15 @@
 import gzip
 import io
 import json
+import math
 import pickle
 import zlib
-from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.archives import members
 from hsvit_jax.data.dataset import TEST, TRAIN
 from hsvit_jax.data.listing import File, Listing, Row, Tree
 from hsvit_jax.text import few
@@ -25,59 +24,51 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def parse_cifar(paths: list[Path], label_bytes: int, names_file: str) -> Arrays:
-    """Parses CIFAR: an archive, or its files.
+    """Parses the files of CIFAR's binary or Python version.
 
     The binary version is records of label bytes, then 3×32×32 planes. With two label bytes
     (CIFAR-100: coarse, fine) the last one counts. The Python version is pickled, and read without
     running anything. The test batch is the one whose name begins with 'test'.
 
     Raises:
-      ValueError: a member that is not whole records, a label out of range, or members missing.
+      ValueError: a file that is not whole records, a label out of range, or files missing.
     """
     batches: dict[str, np.ndarray] = {}
     class_names: tuple[str, ...] = ()
-    path = paths[0] if len(paths) == 1 else paths[0].parent
-    for name, read in _members(paths):
-        base = PurePosixPath(name).name
-        if base == names_file:
-            lines = read().decode("utf-8").split("\n")
+    for path in paths:
+        name = path.name
+        if name == names_file:
+            lines = path.read_text("utf-8").split("\n")
             class_names = tuple(line.strip() for line in lines if line.strip())
-        elif base.endswith(".bin"):
-            data = np.frombuffer(read(), np.uint8)
+        elif name.endswith(".bin"):
+            data = np.fromfile(path, np.uint8)
             if not len(data) or len(data) % (label_bytes + 3072):
-                raise ValueError(f"{path}: {name} is not whole records of CIFAR images")
-            batches[base] = data.reshape(-1, label_bytes + 3072)[:, label_bytes - 1 :]
-        elif base in ("batches.meta", "meta"):
-            names = _unpickle(path, read())
+                raise ValueError(f"{name} is not whole records of CIFAR images")
+            batches[name] = data.reshape(-1, label_bytes + 3072)[:, label_bytes - 1 :]
+        elif name in ("batches.meta", "meta"):
+            names = _unpickle(path)
             names = names.get(b"fine_label_names") or names.get(b"label_names", ())
             class_names = tuple(name.decode("utf-8") for name in names)
-        elif base in ("train", "test") or base.startswith(("data_batch_", "test_batch")):
-            batches[base] = _pickled_records(path, name, read())
-    parts = {base: TEST if base.startswith("test") else TRAIN for base in sorted(batches)}
+        elif name in ("train", "test") or name.startswith(("data_batch_", "test_batch")):
+            batches[name] = _pickled_records(path)
+    parts = {name: TEST if name.startswith("test") else TRAIN for name in sorted(batches)}
     if not class_names or len(set(parts.values())) != 2:
-        raise ValueError(f"{path} lacks {names_file}, training batches or the test batch")
-    records = np.concatenate([batches[base] for base in parts])
+        raise ValueError(f"it lacks {names_file}, training batches or the test batch")
+    records = np.concatenate([batches[name] for name in parts])
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, 0]
-    _check_labels(path, labels, len(class_names))
-    part = np.repeat(list(parts.values()), [len(batches[base]) for base in parts])
+    _check_labels(labels, len(class_names))
+    part = np.repeat(list(parts.values()), [len(batches[name]) for name in parts])
     return np.ascontiguousarray(images), labels.astype(np.int32), part.astype(np.int8), class_names
 
 
-def _members(paths: list[Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    if len(paths) == 1:
-        yield from ((member.name, member.read) for member in members(paths[0]))
-    else:
-        yield from ((path.name, path.read_bytes) for path in paths)
-
-
-def _pickled_records(path: Path, name: str, data: bytes) -> np.ndarray:
+def _pickled_records(path: Path) -> np.ndarray:
     """A pickled batch as records of the label and the planes, uint8 (N, 1 + 3072)."""
-    batch = _unpickle(path, data)
+    batch = _unpickle(path)
     labels = np.asarray(batch.get(b"fine_labels") or batch.get(b"labels", ()))
     images = np.asarray(batch.get(b"data"))
     if labels.ndim != 1 or images.shape != (len(labels), 3072) or images.dtype != np.uint8:
-        raise ValueError(f"{path}: {name} is not a batch of CIFAR images and labels")
+        raise ValueError(f"{path.name} is not a batch of CIFAR images and labels")
     return np.concatenate([labels.astype(np.uint8)[:, None], images], 1)
 
 
@@ -93,11 +84,11 @@ class _ArraysOnly(pickle.Unpickler):
         return known[name]
 
 
-def _unpickle(path: Path, data: bytes) -> dict:
+def _unpickle(path: Path) -> dict:
     try:
-        value = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+        value = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except Exception as error:  # damaged pickles raise nearly anything
-        raise ValueError(f"{path} holds a pickle that cannot be read: {error}") from error
+        raise ValueError(f"{path.name} is a pickle that cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -113,28 +104,23 @@ def parse_idx(path: Path) -> np.ndarray:
         with (gzip.open if packed else open)(path, "rb") as file:
             data = file.read(_IDX_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}); get it again") from error
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
     rank = data[3] if len(data) >= 4 else 0
-    if data[:3] != b"\0\0\x08" or not 1 <= rank <= 4 or len(data) < 4 + 4 * rank:
-        raise ValueError(f"{path} is not an IDX file of unsigned bytes")
-    shape = np.frombuffer(data, ">u4", rank, 4).astype(np.int64)
-    if len(data) != 4 + 4 * rank + int(np.prod(shape)):
-        raise ValueError(f"{path} does not hold the {shape.tolist()} bytes its header promises")
+    shape = np.frombuffer(data[4 : 4 + 4 * rank].ljust(4 * rank, b"\0"), ">u4").astype(np.int64)
+    if data[:3] != b"\0\0\x08" or len(data) != 4 + 4 * rank + math.prod(shape.tolist()):
+        raise ValueError(f"{path.name} is no IDX file of unsigned bytes, or is cut off")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 def parse_fashion_mnist(paths: list[Path], class_names: tuple[str, ...]) -> Arrays:
     """Parses training images, training labels, test images and test labels, in that order."""
     images, labels = [parse_idx(path) for path in paths[::2]], [parse_idx(p) for p in paths[1::2]]
-    for i in range(2):
-        if images[i].ndim != 3 or labels[i].ndim != 1 or len(images[i]) != len(labels[i]):
-            raise ValueError(
-                f"{paths[2 * i]} {images[i].shape} and {paths[2 * i + 1]} {labels[i].shape} do not "
-                "belong together: expected (N, H, W) and (N,)"
-            )
-        _check_labels(paths[2 * i + 1], labels[i], len(class_names))
+    for pixels, of in zip(images, labels, strict=True):
+        if pixels.ndim != 3 or of.shape != pixels.shape[:1]:
+            raise ValueError(f"{pixels.shape} images and {of.shape} labels do not belong together")
     part = np.repeat([TRAIN, TEST], [len(array) for array in labels]).astype(np.int8)
     joined = np.concatenate(labels).astype(np.int32)
+    _check_labels(joined, len(class_names))
     return np.concatenate(images)[..., None], joined, part, class_names
 
 
@@ -241,6 +227,6 @@ def _listing(
     )
 
 
-def _check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
+def _check_labels(labels: np.ndarray, classes: int) -> None:
     if labels.max(initial=0) >= classes:
-        raise ValueError(f"{path} holds label {labels.max()}, but there are {classes} classes")
+        raise ValueError(f"it holds label {labels.max()}, but there are {classes} classes")

@@ -38,14 +38,14 @@ _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp",
 _EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
 # Not read, but refused by name, as passing them over would lose images.
 _EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
-#: How images of these formats begin, in the first `HEAD_BYTES`.
-BEGINNINGS = re.compile(
+#: How images of these formats begin, in the first `_HEAD_BYTES`.
+_BEGINNINGS = re.compile(
     rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]"
     rb"|BM.{12}[\x0c(48@l|]\0\0\0|P[1-6]\s+(#|\d+\s+\d+\s)"
     rb"|.{4}ftyp(he[iv]|mif1|msf1|avi[fs])|\0\0\0\x0c(jP  |JXL )|\xff\x0a|\xffO\xffQ",
     re.DOTALL,
 )
-HEAD_BYTES = 32
+_HEAD_BYTES = 32
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 # Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
@@ -80,7 +80,6 @@ _MAX_SIDE = 8192  # of a network's images, as data.image_size
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 _TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
-_OTHER_TIFF = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16, or cut off"
 # What is said of images, once for all of them.
 _TRANSPARENT = "are mostly transparent (read as white)"
 _UNDECLARED = "are TIFFs with further bands, not declared as alpha (left out)"
@@ -101,8 +100,10 @@ def is_image_name(name: str) -> bool:
     return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
 
 
-def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
-    """Checks the requested image shape.
+def check_shape(
+    image_size: tuple[int, int], channels: int, fit: str
+) -> tuple[tuple[int, int], int]:
+    """Returns size and channels of the images asked for as Python's numbers.
 
     Raises:
       ValueError: the size is not two positive integers or too large, channels neither 1 nor 3, or
@@ -111,14 +112,12 @@ def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
     sides = np.asarray(image_size)
     whole = sides.shape == (2,) and sides.dtype.kind in "iu"
     if not whole or not 1 <= sides.min() <= sides.max() <= _MAX_SIDE:
-        raise ValueError(
-            f"image_size must be two positive integers (H, W), {_MAX_SIDE} at most, got "
-            f"{image_size}"
-        )
+        raise ValueError(f"image_size={image_size}: set two integers (H, W) from 1 to {_MAX_SIDE}")
     if channels not in (1, 3):
-        raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+        raise ValueError(f"channels={channels}: set 1 (grey) or 3 (RGB)")
     if fit not in ("crop", "pad", "stretch"):
-        raise ValueError(f"fit must be 'crop', 'pad' or 'stretch', got {fit!r}")
+        raise ValueError(f"fit={fit!r}: set 'crop', 'pad' or 'stretch'")
+    return tuple(map(int, sides)), int(channels)
 
 
 def read_image(
@@ -167,16 +166,8 @@ def read_image(
         image = _turned(image, remarks.append)
         pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
-        if isinstance(error, BadImage):
-            reason = str(error)
-        elif isinstance(error, OSError) and error.errno is not None:  # Pillow's have no number
-            reason = f"cannot be read: {error.strerror}"
-        elif isinstance(error, MemoryError):
-            reason = "the memory that is left does not hold it"
-        elif "MAX_TEXT" in str(error):  # of Pillow, against bombs
-            reason = "a PNG with more than 1 MiB of compressed text; save it again without"
-        else:
-            reason = f"damaged or cut off ({type(error).__name__}: {error})"
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, BadImage) else f"cannot be read: {why}"
         raise BadImage(f"{one_line(name)}: {reason}") from error
     for text in remarks:
         remark(text)
@@ -206,8 +197,6 @@ def fit_image(
 
     if isinstance(image, str | bytes | os.PathLike):
         return read_image(image, image_size, channels, fit=fit)
-    if isinstance(image, io.IOBase):
-        raise BadImage("an open file; give its path, or its bytes: file.read()")
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
         return fit_pillow(upright(image), image_size, channels, fit)
@@ -228,12 +217,9 @@ def fit_image(
 
 
 def upright(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
-    try:
-        image.load()
-        return _turned(image, _warn)
-    except Exception as error:  # as in `read_image`
-        raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
+    """Applies the EXIF rotation of a Pillow image."""
+    image.load()
+    return _turned(image, _warn)
 
 
 def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
@@ -264,7 +250,7 @@ def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image"
 def holds_image(path: str) -> bool:
     """Whether a file begins as an image; false for one that cannot be read."""
     with contextlib.suppress(OSError):
-        return BEGINNINGS.match(read_file(path, HEAD_BYTES)) is not None
+        return _BEGINNINGS.match(read_file(path, _HEAD_BYTES)) is not None
     return False
 
 
@@ -329,12 +315,7 @@ def _open(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImage(_TOO_LARGE.format(max_pixels)) from error
     except UnidentifiedImageError as error:
-        hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
-        if data[4:8] == b"ftyp":
-            hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
-        if data[:4] in _TIFF_HEADS:
-            hint = f"{_OTHER_TIFF}; save it so"
-        raise BadImage(f"not an image ({hint})") from error
+        raise BadImage(f"not an image ({', '.join(formats)})") from error
     if image.format in ("JPEG", "MPO") and _has_many_scans(data):
         raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
     tags = getattr(image, "tag_v2", {})
@@ -388,7 +369,9 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     start = max(pages, key=lambda place: pages[place][0], default=0)
     area, strips, read, tags = pages.get(start, ((), 0, False, {}))
     if not read:
-        raise BadImage(f"not an image ({_OTHER_TIFF}; save it so)")
+        raise BadImage(
+            "not an image, but a TIFF that is cut off or of another kind: save it as PNG"
+        )
     if strips > _MOST_STRIPS:
         raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
     if [page[0] for page in pages.values()].count(area) > 1:
@@ -455,12 +438,8 @@ def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) 
             remark(_TRANSPARENT)
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
-    try:
-        if image.mode == "P":
-            image = image.convert("RGB")
-        return image if image.mode == mode else image.convert(mode)
-    except ValueError as error:
-        raise BadImage(f"a picture of mode {image.mode}: {error}; convert it to RGB") from error
+    image = image.convert("RGB") if image.mode == "P" else image
+    return image if image.mode == mode else image.convert(mode)
 
 
 def fit_pillow(
@@ -480,8 +459,6 @@ def fit_pillow(
     """
     from PIL import Image
 
-    if not (image.width and image.height):
-        raise BadImage(f"a picture of {image.width}×{image.height} pixels")
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
     image = _convert(image, channels, remark)
     height, width = image_size

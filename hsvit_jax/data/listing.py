@@ -148,7 +148,7 @@ def tell_others(tree: Tree) -> None:
         )
 
 
-def arrange(tree: Tree, test_only: bool = False) -> Listing:
+def arrange(tree: Tree) -> Listing:
     """Finds the classes and splits in the layout of a tree.
 
     With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
@@ -158,12 +158,8 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
     folder is a class. A single outer folder, as archives have, is looked into. Labels follow the
     sorted class names.
 
-    Args:
-      test_only: one class will do, and empty class folders are passed over.
-
     Raises:
-      ValueError: nothing found, fewer than two classes, or folders that look like splits and would
-        become classes.
+      ValueError: nothing found, or folders that look like splits and would become classes.
     """
     prefix = _wrapper(tree)
     tops = _children(tree, prefix)
@@ -176,25 +172,20 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
                 f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
             )
     else:
-        if splits and set(splits) == set(tops):
-            raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
         _refuse_splits_as_classes(tree, prefix, tops)
         groups = {UNSPLIT: prefix}
     _tell_folders_within(tree, groups.values())
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
-    found = {name for classes in by_part.values() for name, files in classes.items() if files}
-    class_names = tuple(sorted(found if test_only else found.union(*by_part.values())))
-    if not found:
-        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
-    if len(found) < 2 and not test_only:
-        raise ValueError(f"{tree.where} has one class, {few(list(found))}. {LAYOUT}")
-    rows = (
+    class_names = tuple(sorted(set().union(*by_part.values())))
+    rows = tuple(
         Row(file, label, part)
         for part in sorted(by_part)
         for label, name in enumerate(class_names)
         for file in by_part[part].get(name, ())
     )
-    return Listing(tree.where, class_names, tuple(rows))
+    if not rows:
+        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
+    return Listing(tree.where, class_names, rows)
 
 
 def _tell_folders_within(tree: Tree, prefixes: Collection[str]) -> None:
@@ -220,17 +211,9 @@ def _splits(tree: Tree, prefix: str, tops: set[str]) -> dict[str, int]:
     spelt = {name: _SPELLINGS[name.lower()] for name in sorted(tops) if name.lower() in _SPELLINGS}
     if set(spelt) == tops:
         return spelt
-    found = {name: SPLIT_NAMES[name] for name in spelt if name in SPLIT_NAMES}
     held = {name: part for name, part in spelt.items() if len(_held(tree, prefix + name)) > 1}
-    if TRAIN in held.values() and len(set(held.values())) > 1:
-        found |= held
-    odd = sorted(set(spelt) - set(found))
-    if odd and TRAIN in found.values():
-        raise ValueError(
-            f"{tree.where} holds {few(odd)} beside train and folders that are no splits: rename "
-            f"it to test or val, or take it away. {LAYOUT}"
-        )
-    return found
+    several = TRAIN in held.values() and len(set(held.values())) > 1
+    return {n: part for n, part in spelt.items() if n in SPLIT_NAMES or (several and n in held)}
 
 
 def _held(tree: Tree, folder: str) -> set[str]:
@@ -241,22 +224,17 @@ def _held(tree: Tree, folder: str) -> set[str]:
 
 
 def _refuse_splits_as_classes(tree: Tree, prefix: str, tops: set[str]) -> None:
-    """Refuses splits that are not called so, and splits within classes; warns of a class test."""
-    inner = [tree.held.get(prefix + name, set()) - {""} for name in tops]
-    spelt = [{_SPELLINGS.get(name.lower()) for name in names} for names in inner]
-    if spelt and all(TRAIN in parts and len(parts) > 1 for parts in spelt):
-        raise ValueError(f"the class folders of {tree.where} hold splits of their own. {LAYOUT}")
+    """Refuses splits that are not called so, or without train; warns of a class test."""
     like = [name for name in sorted(tops) if {*re.split("[^a-z]+", name.lower())} & {*_SPELLINGS}]
     held = {name: _held(tree, prefix + name) for name in like}
-    like = [name for name in like if len(held[name]) > 1]
-    shared = set.intersection(*(held[name] for name in like)) if len(like) > 1 else set()
-    if shared or any(name.lower() in _SPELLINGS for name in like):
+    held = {name: inner for name, inner in held.items() if len(inner) > 1}
+    shared = set.intersection(*held.values()) if len(held) > 1 else ()
+    if shared or any(name.lower() in _SPELLINGS for name in held):
         raise ValueError(
-            f"{tree.where} holds {few(like)}, which look like splits and hold folders of images: "
-            f"rename them to train, test and val, or take them away. {LAYOUT}"
+            f"{tree.where} holds {few(held)}, which look like splits without train: rename them "
+            f"to train, test and val, or take them away. {LAYOUT}"
         )
-    classes = sorted(tops & {*SPLIT_NAMES})
-    if classes:
+    if classes := sorted(tops & {*SPLIT_NAMES}):
         warnings.warn(
             f"{tree.where} has no train folder: {few(classes)} is taken for a class", stacklevel=2
         )
@@ -280,10 +258,8 @@ def _children(tree: Tree, prefix: str) -> set[str]:
 
 
 def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
-    for kind, part in (("train", TRAIN), ("validation", VAL), ("test", TEST)):
-        names = sorted(name for name, of in splits.items() if of == part)
-        if len(names) > 1:
-            raise ValueError(f"{tree.where} holds several {kind} folders: {few(names)}; keep one")
+    if len(set(splits.values())) < len(splits):
+        raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
     splits = {n: part for n, part in splits.items() if part == TRAIN or prefix + n in tree.held}
     used = used_as(splits.values())
     return {used[part]: f"{prefix}{name}/" for name, part in splits.items()}

@@ -3,13 +3,13 @@ dict with the authors' names, or as programs that run without this package."""
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
-import hsvit_jax
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.export import programs
 from hsvit_jax.train import metrics
 from hsvit_jax.weights import release, sources, torch
@@ -49,14 +49,14 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
         "fingerprint": stored.fingerprint,
         "measured": metrics.measured(lines, stored.step),
         "converted": bool(stored.meta.get("converted")),
-        "made_by": f"hsvit_jax {hsvit_jax.__version__}",
+        "made_by": f"hsvit_jax {metadata.version('hsvit_jax')}",
     }
     return json.loads(json.dumps(about))
 
 
 def write_file(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes one file with all that `hsvit_jax.load` needs."""
-    report.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
+    artifacts.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
     return [out]
 
 
@@ -71,7 +71,7 @@ def write_reference(stored: Stored, about: dict[str, Any], out: Path) -> list[Pa
     if (backbone := stored.model.feature_network()) is not None:
         torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
-    report.write_file(out, release.save(tensors, about, format="pt"))
+    artifacts.write_file(out, release.save(tensors, about, format="pt"))
     return [out]
 
 
@@ -110,7 +110,7 @@ def write_hub(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
         )
     written = write_file(stored, about, out / _FILE)
     for name, text in texts.items():
-        report.write_file(out / name, text)
+        artifacts.write_file(out / name, text)
     return [*written, *(out / name for name in texts)]
 
 
@@ -146,7 +146,7 @@ def write(
     if form in programs.FORMATS:
         return stored, programs.write(stored, about, out, form, parts)
     paths = _FORMATS[form](stored, about, out)
-    return stored, [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
+    return stored, [f"{path}  {artifacts.byte_text(path.stat().st_size)}" for path in paths]
 
 
 def _is_ours(out: Path, names: set[str]) -> bool:
@@ -181,23 +181,23 @@ def card(about: dict[str, Any], parameters: int) -> str:
     for split, m in about["measured"].items():
         loss = "not finite" if m["loss"] is None else f"{m['loss']:.4f}"
         rows.append((split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", loss))
-    figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
+    figures = artifacts.markdown(rows) if len(rows) > 1 else "None were recorded."
     licence = _LICENCES.get(data["name"], "see its publisher's terms")
-    licence = f"{report.plain_markdown(data['name'])}): {licence}"
-    training = f"Recipe {report.code(recipe)}, seed {config['seed']}, step {about['step']:,}"
+    licence = f"{artifacts.plain_markdown(data['name'])}): {licence}"
+    training = f"Recipe {artifacts.code(recipe)}, seed {config['seed']}, step {about['step']:,}"
     if about["converted"]:  # the configuration's data and recipe are the command's defaults
         training, licence = "Converted from PyTorch weights", "not recorded)"
     chosen = config["train"]["select_on"]
     if len(rows) > 1 and chosen != "last":
         figures += f"\n\nThe checkpoint was selected on `{chosen}`, which flatters it."
-    names = ", ".join(map(report.code, about["class_names"][:20]))
+    names = ", ".join(map(artifacts.code, about["class_names"][:20]))
     more = len(about["class_names"]) - 20
     yaml = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
     return f"""---
 {yaml}
 ---
 
-# {report.plain_markdown(name)}
+# {artifacts.plain_markdown(name)}
 
 {model["variant"]} ({model["family"]}): {parameters:,} parameters, images of {height}×{width} pixels
 and {data["channels"]} channel{"s" * (data["channels"] > 1)}, normalised from [0, 1] by mean

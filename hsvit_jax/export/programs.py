@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import augment, report
+from hsvit_jax import artifacts, augment
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
@@ -233,15 +233,15 @@ def write(
         for program, content in zip(programs, contents, strict=True)
     ]
     for row, content in zip(rows, contents, strict=True):
-        report.write_file(folder / row["file"], content)
+        artifacts.write_file(folder / row["file"], content)
     description = json.dumps({**about, "format": form, "programs": rows}, indent=2)
-    report.write_file(folder / sheet, description + "\n")
+    artifacts.write_file(folder / sheet, description + "\n")
     columns = {
         "file": lambda row: str(folder / row["file"]),
         "groups": lambda row: str(len(row["groups"])),
         **{key: lambda row, key=key: f"{row[key]:,}" for key in ("parameters", "bytes", "flops")},
     }
-    return [*report.aligned(report.table(columns, rows)), str(folder / sheet)]
+    return [*artifacts.aligned(artifacts.table(columns, rows)), str(folder / sheet)]
 
 
 def _normalise(stored: Stored) -> Callable[[jax.Array], jax.Array]:

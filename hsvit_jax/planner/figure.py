@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 
 _COLOURS = {"data": "#777777", "replicated": "#d08a00", "sharded": "#2a7ab8", "towers": "#1b8a4b"}
 _FORWARD, _BACKWARD, _TOGETHER = "#8fb8de", "#e6a57e", "#c0504d"
@@ -19,7 +19,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     Args:
         path: the PNG; its folder is made.
     """
-    figure = report.figure(14, 7, dpi=110)
+    figure = artifacts.figure(14, 7, dpi=110)
     (efficiency, aggregate, idle), schedules = figure.subplots(2, 3, height_ratios=(3, 1))
     _efficiency(efficiency, result["rows"])
     _aggregate(aggregate, result["aggregate"])
@@ -31,7 +31,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         f"{result['network']}, batch {result['batch']:,}: prediction for {machine['flops']:.3g} "
         f"FLOP/s, {machine['bandwidth']:.3g} B/s, {machine['latency']:.3g} s a stage"
     )
-    report.save_figure(figure, path)
+    artifacts.save_figure(figure, path)
 
 
 def _efficiency(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.planner import costs
 
 
@@ -45,7 +45,7 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
         return costs.by_axis_and_kind(costs.Transfer(**t) for t in row["transfers"])
 
     def bytes_sent(row: dict[str, Any], key: tuple[str, str]) -> str:
-        return report.byte_text(sent(row)[key]) if key in sent(row) else "–"
+        return artifacts.byte_text(sent(row)[key]) if key in sent(row) else "–"
 
     columns = {
         "way": lambda row: row["way"],
@@ -53,8 +53,8 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
         "data×group": lambda row: f"{row['data']}×{row['group']}",
         "forward GFLOP": lambda row: f"{row['forward_flops'] / 1e9:.4g}",
         "step GFLOP": lambda row: f"{row['step_flops'] / 1e9:.4g}",
-        "memory": lambda row: report.byte_text(row["memory_bytes"]),
-        "of it act.": lambda row: report.byte_text(row["activation_bytes"]),
+        "memory": lambda row: artifacts.byte_text(row["memory_bytes"]),
+        "of it act.": lambda row: artifacts.byte_text(row["activation_bytes"]),
     }
     for key in sorted({key for row in rows for key in sent(row)}):
         columns[" ".join(key)] = functools.partial(bytes_sent, key=key)
@@ -64,7 +64,7 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
         "limit": lambda row: row["limit"],
         "ITR eq. 3": lambda row: f"{row['idle_time_ratio']:.2e}" if row["idle_time_ratio"] else "–",
     }
-    return report.aligned(report.table(columns, rows))
+    return artifacts.aligned(artifacts.table(columns, rows))
 
 
 def _limits(rows: list[dict[str, Any]]) -> list[str]:
@@ -92,7 +92,7 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
         " of a number, whatever the network's size (mesh.aggregate=ordered: times the groups; "
         "bf16: sent twice).",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
-        *report.aligned(report.table(columns, rows)),
+        *artifacts.aligned(artifacts.table(columns, rows)),
     ]
 
 
@@ -109,5 +109,5 @@ def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
         "of this network on each, one device adds up all CLS tokens).",
         "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
         "HSViT by theirs.",
-        *report.aligned(report.table(columns, rows)),
+        *artifacts.aligned(artifacts.table(columns, rows)),
     ]

@@ -10,13 +10,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import classifier, data, report, train
+from hsvit_jax import artifacts, classifier, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import findings, measures, page
-from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few, note
-from hsvit_jax.train import metrics
+from hsvit_jax.train import evaluate, metrics
 
 #: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
 CHANGED = (
@@ -87,53 +86,52 @@ def write(
         note(CHANGED.format(config.data.name))
     note("writing the report ...")
     found = findings.find(trained, dataset, split)
-    mistakes = path.with_name(f"{path.stem}-wrong.csv")
-    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
+    table = path.with_name(f"{path.stem}-wrong.csv")
     lines = metrics.read_metrics(folder / "metrics.jsonl")
-    counts = {
-        name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
-        for name in ("train", "val", "test")
-    }
-    content = page.Page(
+    html = page.render(
+        found,
+        names,
+        path.parent,
+        lines,
+        trained.image_size,
         title=folder.resolve().name,
-        folder=path.parent,
-        table=mistakes.name,
+        table_name=table.name,
         split=split,
-        class_names=names,
         facts=_facts(trained, found, split, lines),
-        curves=lines,
-        counts=counts,
-        findings=found,
+        counts={
+            name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
+            for name in ("train", "val", "test")
+        },
         settings=config_lib.describe(config, lambda key: True),
         environment=_environment(trained, folder),
     )
-    report.write_file(path, page.render(content))
-    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
+    artifacts.write_file(path, html)
+    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
+    artifacts.save_csv(table, [("file", "class", "predicted", "probability"), *rows])
     if folder.is_dir() and (split == "test" or len(dataset.val)):
         fitted = {"step": trained.step, "temperature": found.fitted.temperature}
-        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+        artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     return path
 
 
 def _facts(
     trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
 ) -> dict[str, str]:
+    """Returns the figures at the head of the page by their labels."""
+
     def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
-        ends = "–".join(f"{end:.1%}" for end in report.interval(value, examples))
+        ends = "–".join(f"{end:.1%}" for end in artifacts.interval(value, examples))
         of = f"{name} accuracy on {examples:,} images"
         return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
 
     total = int(found.confusion_KK.sum())
     facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
-    told = metrics.measured(lines, trained.step).get("test")
-    if told and split != "test":
-        facts |= accuracy(told["accuracy"], told["examples"], "test, at the end of training,")
-    scores = [
-        of_class.f1.value for of_class in measures.by_class(found.confusion_KK) if of_class.f1
-    ]
+    test = metrics.measured(lines, trained.step).get("test")
+    if test and split != "test":
+        facts |= accuracy(test["accuracy"], test["examples"], "test, at the end of training,")
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(trained.params))
     return facts | {
-        "macro F1, the mean over classes": f"{np.mean(scores):.3f}",
+        "macro F1, the mean over classes": f"{evaluate.macro_f1(found.confusion_KK):.3f}",
         "expected calibration error": f"{found.as_trained.ece:.1%}",
         f"parameters of {trained.config.model.variant}": f"{parameters:,}",
         "step of the checkpoint": f"{trained.step:,}",
@@ -141,13 +139,14 @@ def _facts(
 
 
 def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
+    """Returns facts of the run by their names, its recorded environment first."""
     file, recorded = folder / "environment.json", {}
     if file.is_file():
         try:
             about = dict(json.loads(file.read_bytes()))
             recorded = {str(name): str(value) for name, value in about.items()}
         except (TypeError, ValueError, RecursionError) as error:
-            coordination.print_once(f"{file} is damaged, and is left out: {error}")
+            note(f"{file} is damaged, and is left out: {error}")
     return recorded | {
         "data": trained.config.data.name,
         "fingerprint of the data": str(trained.fingerprint),

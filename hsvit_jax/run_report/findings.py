@@ -57,8 +57,8 @@ class Findings:
       wrong, unsure: the most wrong and the least sure images.
       mistakes: for every wrong image, the most wrong first, its name, its class, the predicted one
         and that one's probability.
-      augmented: for some training images the image and variants of it, each with its target (K,);
-        empty where the recipe changes no image.
+      augmented: rows of a training image and of variants of it, each with its target (K,), the
+        image itself with None; empty where the recipe changes no image.
     """
 
     confusion_KK: np.ndarray
@@ -67,7 +67,7 @@ class Findings:
     wrong: list[Example]
     unsure: list[Example]
     mistakes: list[tuple[str, int, int, float]]
-    augmented: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]
+    augmented: list[list[tuple[np.ndarray, np.ndarray | None]]]
 
 
 def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
@@ -104,8 +104,10 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     heats = _occlusion(classifier, images, p_NK[shown], batch)
     of_all = images, labels_N[shown], p_NK[shown], heats, _votes(classifier, images)
     examples = [Example(*of_one) for of_one in zip(part.names[shown], *of_all, strict=True)]
+    confusion_KK = np.zeros((len(classifier.class_names),) * 2, np.int64)
+    np.add.at(confusion_KK, (labels_N, predicted_N), 1)
     return Findings(
-        measures.confusion(labels_N, predicted_N, len(classifier.class_names)),
+        confusion_KK,
         measures.calibration(logits_NK, labels_N),
         measures.calibration(logits_NK, labels_N, temperature),
         examples[: len(chosen[0])],
@@ -190,7 +192,7 @@ def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int
 
 def _augmented(
     config: ml_collections.ConfigDict, part: data.Split
-) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     """Some training images, and each in a few batches of the recipe."""
     if config.init.cache or not step.augment_settings(config).active():
         return []
@@ -199,6 +201,6 @@ def _augmented(
     numbers = range(_AUGMENTED[1])  # MixUp draws once for a batch
     variants = [batches.augmented(config, n, images, labels, chosen) for n in numbers]
     return [
-        (image, [(pixels[n], targets[n]) for pixels, targets in variants])
+        [(image, None), *((pixels[n], targets[n]) for pixels, targets in variants)]
         for n, image in enumerate(images)
     ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 
 #: The file of a run with the temperature that fits its validation images.
 CALIBRATION = "calibration.json"
@@ -54,12 +54,6 @@ class Calibration(NamedTuple):
     bins: tuple[Bin, ...]
 
 
-def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, classes: int) -> np.ndarray:
-    """Counts images by true class (rows) and predicted class (columns), int64 (K, K)."""
-    counts = np.bincount(labels_N.astype(np.int64) * classes + predicted_N, minlength=classes**2)
-    return counts.reshape(classes, classes)
-
-
 def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
     """Precision, recall and F1 of each class with Wilson intervals.
 
@@ -81,7 +75,7 @@ def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
 
 def proportion(right: int, total: int) -> Measure | None:
     """right / total with its Wilson interval; None of nothing."""
-    return Measure(right / total, *report.wilson(right, total)) if total else None
+    return Measure(right / total, *artifacts.wilson(right, total)) if total else None
 
 
 def calibration(

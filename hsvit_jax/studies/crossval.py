@@ -1,4 +1,4 @@
-"""hsvit crossval: a run for each fold of the training images, tested on that fold."""
+"""Cross-validation: a run for each fold of the training images, tested on that fold."""
 
 import dataclasses
 import statistics
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, data, report, train
+from hsvit_jax import artifacts, data, train
 from hsvit_jax.train import init_from
 
 
@@ -68,27 +69,29 @@ def _joined(dataset: data.Dataset) -> data.Split:
     return data.Split(labels, None, lambda i: train.read(i) if i < first else val.read(i - first))
 
 
-def run(request: cli.Request) -> None:
-    """Trains a run for each fold that is not trained yet; prints and writes the table."""
-    config, count = request.config, request.flags.folds
-    place = Path(request.workdir)  # which may end in a slash
-    place = place if place.name not in ("", "..") else place.resolve()
-    out = place.with_name(f"{place.name}-folds{count}")
+def train_folds(config: ml_collections.ConfigDict, count: int, out: Path) -> list[str]:
+    """Trains a run for each fold that is not trained yet, in OUT/fold1 to OUT/foldN.
+
+    Returns:
+      a line for each fold, one for all, and the path of the table, which is written.
+    """
     config = init_from.as_named(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):
-        result = train.train(config, out / f"fold{fold}", dataset=part, as_begun=True)
-        test = result.test
+        test = train.train(config, out / f"fold{fold}", dataset=part, as_begun=True).test
         rows.append([fold, test.examples, test.accuracy, test.macro_f1, test.loss])
         correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
     chosen = " (best on test)" * (config.train.select_on == "test")
     head = ["fold", "images", f"accuracy{chosen}", "macro_f1", "loss"]
-    report.save_csv(out / "crossval.csv", [head, *rows])
-    accuracies = [row[2] for row in rows]
-    spread = f" ± {100 * statistics.stdev(accuracies):.2f} over folds"
-    for fold, images, accuracy, macro_f1, _ in rows:
-        print(f"fold {fold}: {report.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}")
-    mean = report.accuracy_text(correct / examples, examples, spread)
-    print(f"all{chosen}: {mean}, {examples:,} images, each tested once")
-    print(f"  table  {out / 'crossval.csv'}")
+    artifacts.save_csv(out / "crossval.csv", [head, *rows])
+    spread = f" ± {100 * statistics.stdev(row[2] for row in rows):.2f} over folds"
+    mean = artifacts.accuracy_text(correct / examples, examples, spread)
+    return [
+        *(
+            f"fold {fold}: {artifacts.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}"
+            for fold, images, accuracy, macro_f1, _ in rows
+        ),
+        f"all{chosen}: {mean}, {examples:,} images, each tested once",
+        f"  table  {out / 'crossval.csv'}",
+    ]

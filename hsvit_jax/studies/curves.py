@@ -1,10 +1,11 @@
-"""hsvit curves: validation accuracy and training loss of several runs in one plot."""
+"""Validation accuracy and training loss of several runs in one plot."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import cli, report
+from hsvit_jax import artifacts
+from hsvit_jax.runtime import coordination
 from hsvit_jax.train import metrics
 
 Lines = Sequence[Mapping[str, Any]]
@@ -20,7 +21,7 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     Raises:
       ValueError: `path` is no regular file.
     """
-    figure = report.figure(12, 4.6)
+    figure = artifacts.figure(12, 4.6)
     accuracy_axes, loss_axes = figure.subplots(1, 2)
     drawn: dict[str, Any] = {}
     for i, (name, lines) in enumerate(runs.items()):
@@ -39,33 +40,32 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     loss_axes.set(xlabel="step", ylabel="training loss (nats), augmented")
     for axes in (accuracy_axes, loss_axes):
         axes.grid(alpha=0.3)
-    report.legend(figure, drawn)
-    report.save_figure(figure, path)
+    artifacts.legend(figure, drawn)
+    artifacts.save_figure(figure, path)
 
 
-def run(request: cli.Request) -> None:
-    """Draws the curves of the runs that the words name."""
-    if not request.words:
-        raise cli.Misuse("no run is named")
-    out = cli.ending(request.flags.out)
-    of_run = out.parent.resolve() in [Path(word).resolve() for word in request.words]
-    if out.name == "curves.png" and (of_run or (out.parent / "metrics.jsonl").exists()):
-        raise cli.Misuse(f"--out={out} is a run's own plot: choose another name")
+def read(folders: Sequence[Path]) -> dict[str, Lines]:
+    """Reads the metrics of runs, by the runs' names; notes those that have little to draw.
+
+    Raises:
+      ValueError: a folder is no run's, or none of the runs has written metrics yet.
+    """
     runs = {}
-    for word in request.words:
-        folder = Path(word)
-        lines = metrics.read_metrics(folder / "metrics.jsonl")
-        if not lines and (folder / "metrics.jsonl").is_file():
-            cli.note(f"{folder} is left out: the run has written no metrics yet")
-            continue
-        if not lines:
+    for folder in folders:
+        file = folder / "metrics.jsonl"
+        lines = metrics.read_metrics(file)
+        if not file.is_file():
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
+        if not lines:
+            coordination.print_once(f"{folder} is left out: the run has written no metrics yet")
+            continue
         name = folder.resolve().name  # of '.', too
-        runs[name if name not in runs else str(folder.resolve())] = lines
-    for name, lines in runs.items():
+        name = name if name not in runs else str(folder.resolve())
+        runs[name] = lines
         if not any(line.get("split") == "val" for line in lines):  # as with train.select_on=test
-            cli.note(f"{name} was never evaluated on the validation split: its loss alone is drawn")
+            coordination.print_once(
+                f"{name} was never evaluated on the validation split: its loss alone is drawn"
+            )
     if not runs:
         raise ValueError("none of the runs has written metrics yet: there is nothing to draw")
-    draw(runs, out)
-    print(out)
+    return runs

@@ -1,7 +1,6 @@
-"""hsvit lr-find: the loss of a short run whose learning rate grows with every step."""
+"""The search for a learning rate: the loss of a short run whose rate grows with every step."""
 
 import dataclasses
-import itertools
 import math
 from pathlib import Path
 
@@ -9,9 +8,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, report, train
+from hsvit_jax import artifacts, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.train import batches, optim, resume, step
+from hsvit_jax.studies import engine
+from hsvit_jax.train import optim, resume
 
 LOWEST, HIGHEST = 1e-6, 10.0
 _DIVERGED = 4.0  # times the lowest smoothed loss
@@ -67,12 +67,10 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
         return LOWEST * (HIGHEST / LOWEST) ** (number / max(steps - 1, 1))
 
     tx = optim.build(run.config.optim, rate, run.model)
-    shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
-    run = dataclasses.replace(run, schedule=rate, tx=tx, state_shape=shape, total_steps=steps)
-    state, train_step = step.first_state(run, resume.start(run, False)[0]), step.jit_step(run)
+    changes = {"schedule": rate, "tx": tx, "total_steps": steps}
+    taken = engine.steps(run, resume.start(run, False)[0], **changes)
     average, losses = 0.0, []
-    for number, batch in enumerate(itertools.islice(batches.source(run, 0), steps), 1):
-        state, values = train_step(state, batch)
+    for number, (_, values) in enumerate(taken, 1):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * float(values["loss"])
         loss = average / (1 - _SMOOTHING**number)
         if not math.isfinite(loss) or loss > _DIVERGED * min(losses, default=loss):
@@ -85,26 +83,11 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
 
 def draw(found: Search, path: Path) -> None:
     """Draws loss against rate, and marks the steepest fall."""
-    figure = report.figure(6.4, 4.0)
+    figure = artifacts.figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(found.rates_S, found.losses_S)
     axes.axvline(found.steepest, color="grey", linestyle="--")
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss, smoothed")
     axes.set_title(f"steepest at {found.steepest:.1e}")
     axes.grid(alpha=0.3)
-    report.save_figure(figure, path)
-
-
-def run(request: cli.Request) -> None:
-    """Searches, draws, and prints the rates."""
-    path = cli.ending(request.flags.out)
-    report.prepare_for(path)  # before the work, as it may fail
-    found = search(request.config, request.flags.steps)
-    draw(found, path)
-    lowest = found.rates_S[found.lowest]
-    print(
-        f"the loss falls fastest at a rate of {found.steepest:.1e}, is lowest at {lowest:.1e}, and "
-        f"was followed to {found.rates_S[-1]:.1e}\n"
-        f"  plot   {path}\n"
-        f"  train  {request.train_line(**{'optim.learning_rate': f'{found.steepest:.1e}'})}"
-    )
+    artifacts.save_figure(figure, path)

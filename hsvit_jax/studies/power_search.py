@@ -1,9 +1,9 @@
-"""hsvit power-search: learns how many tokens each block of a DeiT keeps, the second of PoWER's
-three steps; the first trains the network, the third trains it on with the tokens found."""
+"""The search for how many tokens each block of a DeiT keeps, the second of PoWER's three steps.
 
-import dataclasses
-import itertools
-from typing import Any
+The first step trains the network, the third trains it on with the tokens found.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,31 @@ import ml_collections
 import numpy as np
 import optax
 
-from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
+from hsvit_jax import train
 from hsvit_jax.models.vit import deit, token_pruning
 from hsvit_jax.runtime import signals
-from hsvit_jax.train import batches, init_from, resume, step
+from hsvit_jax.studies import engine
+from hsvit_jax.train import init_from, resume, step
 from hsvit_jax.weights import release
 
 
-def search(
-    config: ml_collections.ConfigDict, penalty: float, rate: float
-) -> tuple[tuple[int, ...], float, bytes]:
+class Found(NamedTuple):
+    """The tokens that each block keeps.
+
+    Attributes:
+      share: of the multiply-adds.
+      file: bytes of the network, with the weights that were trained beside.
+      changes: settings of the third step, beside the file's place.
+    """
+
+    retained: tuple[int, ...]
+    share: float
+    file: bytes
+    changes: dict[str, str]
+
+
+def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Found:
     """Trains a network, from `init.from`, together with the retention of its tokens.
 
     The token of rank k after block l's attention is multiplied by r_lk, from 0 to 1, and the loss
@@ -31,10 +45,6 @@ def search(
       config: of a DeiT that keeps all tokens; its recipe and length are the search's.
       penalty: λ.
       rate: learning rate of the retention, by Adam.
-
-    Returns:
-      the tokens that each block keeps, their share of the multiply-adds, and the network's file:
-      its bytes, with the weights that were trained beside.
 
     Raises:
       ValueError: another network, no weights to start from, or as `hsvit_jax.train.prepare`.
@@ -60,11 +70,8 @@ def search(
         {"retention": _projected_adam(penalty, rate), "weights": run.tx},
         lambda params: {name: name if name == "retention" else "weights" for name in params},
     )
-    shape = jax.eval_shape(lambda: step.init_state(soft, tx, run.config))
-    searched = dataclasses.replace(run, model=soft, tx=tx, state_shape=shape)
-    state, train_step = step.first_state(searched, start), step.jit_step(searched)
-    for batch in itertools.islice(batches.source(searched, 0), run.total_steps):
-        state, _ = train_step(state, batch)
+    for state, _ in engine.steps(run, start, model=soft, tx=tx):  # noqa: B007
+        pass
     if (skipped := int(state["skipped"])) >= run.config.train.bad_steps_limit:
         raise signals.Diverged(
             f"{skipped} of {run.total_steps} steps were not finite, and nothing was written: lower "
@@ -81,7 +88,13 @@ def search(
     every = (sizes.tokens,) * sizes.depth
     share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(sizes, every)
     trees = {"params": params, "stats": jax.device_get(state["stats"])}
-    return retained, share, release.pack(trees, about)
+    changes = {"model.retained": ",".join(map(str, retained))}
+    if config.init.classifier != "keep":  # the search has trained it
+        changes["init.classifier"] = "keep"
+    published = init_from.as_published(config).data
+    if published.mean != config.data.mean:  # of which the file written says nothing
+        changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
+    return Found(retained, share, release.pack(trees, about), changes)
 
 
 def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation:
@@ -100,29 +113,4 @@ def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation
         optax.scale_by_adam(),
         optax.scale_by_learning_rate(rate),
         optax.stateless(projected),
-    )
-
-
-def run(request: cli.Request) -> None:
-    """Searches, writes the network, and prints what it keeps and the command of the third step."""
-    values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
-    if any(setting.startswith(("train.epochs=", "train.steps=")) for setting in request.settings):
-        raise cli.Misuse("power-search trains for --epochs: leave --config.train.* out")
-    report.prepare_for(path)  # before the work, as it may fail
-    if path.exists():
-        raise ValueError(f"--out={path} is there already: move it away, or name another file")
-    config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
-    retained, share, file = search(config, values.penalty, values.rate)
-    report.write_file(path, file)
-    kept = ",".join(map(str, retained))
-    changes = {"init.from": str(path), "model.retained": kept}
-    if config.init.classifier != "keep":  # the search has trained it
-        changes["init.classifier"] = "keep"
-    published = init_from.as_published(config).data
-    if published.mean != config.data.mean:  # of which the file written says nothing
-        changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
-    print(
-        f"tokens after each block's attention: {kept}, {share:.0%} of the multiply-adds\n"
-        f"  network  {path}\n"
-        f"  train    {request.train_line(**changes)}"
     )

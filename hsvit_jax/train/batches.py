@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, report
+from hsvit_jax import artifacts, augment
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.data import stream
 from hsvit_jax.text import printable
@@ -151,11 +151,11 @@ def draw_first(run: Run, path: Path) -> None:
     late = not round(config.augment.mix_until * run.total_steps)
     images, targets_BK = augmented(config, 0, *batch, late=late)
     rows = -(-min(len(images), _DRAWN) // 6)
-    figure = report.figure(8.4, 1.7 * rows)
+    figure = artifacts.figure(8.4, 1.7 * rows)
     drawn = zip(images[:_DRAWN], targets_BK, strict=False)
     for place, (image_HWC, target_K) in enumerate(drawn, 1):
         axes = figure.add_subplot(rows, 6, place, xticks=[], yticks=[])
         axes.imshow(image_HWC.squeeze(), cmap="gray", vmin=0, vmax=255)
         text = textwrap.fill(target_text(target_K, run.dataset.info.class_names), 24, max_lines=3)
         axes.set_title(text, fontsize=6, parse_math=False)
-    report.save_figure(figure, path)
+    artifacts.save_figure(figure, path)

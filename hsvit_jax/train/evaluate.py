@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, report
+from hsvit_jax import artifacts, augment
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -30,23 +30,28 @@ class Evaluation:
     @property
     def macro_f1(self) -> float:
         """The mean of the classes' F1 scores, over those with an example or a prediction."""
-        both_K = self.confusion_KK.sum(0) + self.confusion_KK.sum(1)
-        if not both_K.any():  # no finite logits
-            return 0.0
-        return float(np.mean(2 * np.diag(self.confusion_KK)[both_K > 0] / both_K[both_K > 0]))
+        return macro_f1(self.confusion_KK)
 
     @property
     def figures(self) -> dict[str, Any]:
         """Its figures by name: top5 of six classes and more, an interval of few images."""
         line = {"loss": self.loss, "accuracy": self.accuracy}
-        ends = report.interval(self.accuracy, self.examples)
+        ends = artifacts.interval(self.accuracy, self.examples)
         line |= {"interval": list(ends)} if ends else {}
         line |= {"macro_f1": self.macro_f1}
         line |= {"top5": self.top5} if len(self.confusion_KK) > 5 else {}
         return line | {"examples": self.examples}
 
     def __str__(self) -> str:
-        return f"accuracy {report.accuracy_text(self.accuracy, self.examples)}"
+        return f"accuracy {artifacts.accuracy_text(self.accuracy, self.examples)}"
+
+
+def macro_f1(confusion_KK: np.ndarray) -> float:
+    """Returns the mean of the classes' F1 scores, over those with an example or a prediction."""
+    both_K = confusion_KK.sum(0) + confusion_KK.sum(1)
+    if not both_K.any():  # no finite logits
+        return 0.0
+    return float(np.mean(2 * np.diag(confusion_KK)[both_K > 0] / both_K[both_K > 0]))
 
 
 def make_forward(

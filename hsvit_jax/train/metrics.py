@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.text import printable
 from hsvit_jax.train import loggers
 
@@ -50,7 +50,7 @@ class MetricLog:
         path = workdir / "metrics.jsonl"
         anew = _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
-        self._file = report.append_to(path)
+        self._file = artifacts.append_to(path)
         about = workdir, start_step, anew, config
         self._loggers = [loggers.Background(name, *about) for name in names]
 
@@ -165,6 +165,16 @@ def measured(lines: Sequence[Mapping[str, Any]], step: int) -> dict[str, dict[st
     return {split: found[split] for split in ("val", "test") if split in found}
 
 
+def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[tuple[int, float]]]:
+    """Returns a figure by step for each split; nothing where a line has no number."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        points = found.setdefault(line.get("split", "train, augmented"), [])
+        if isinstance(line.get(key), float):
+            points.append((line["step"], line[key]))
+    return found
+
+
 def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The good lines of a `metrics.jsonl`, and the damaged ones; a last line without its end, which
     was cut short and is written again by the resumed run, is neither."""
@@ -195,21 +205,21 @@ def _drop_after(path: Path, step: int) -> bool:
     lines, damaged = _sorted_out(path)
     if damaged:
         beside = path.with_suffix(".damaged")
-        with report.append_to(beside) as file:
+        with artifacts.append_to(beside) as file:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
     # It had checkpoints, if it was evaluated, or came to its second epoch.
     anew = not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines)
     if anew:
         beside = path.with_suffix(".before")
-        with report.append_to(beside) as file:
+        with artifacts.append_to(beside) as file:
             file.write(path.read_bytes())
         warnings.warn(
             f"the run begins anew, as it has no checkpoint; its lines so far are kept in {beside}",
             stacklevel=2,
         )
     kept = [line for line in lines if line["step"] <= step]
-    report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
+    artifacts.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
     return anew
 
 
@@ -337,24 +347,20 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     path = workdir / "curves.png"
     with forgiven(f"curves: {path} cannot be drawn"):
         if lines := read_metrics(workdir / "metrics.jsonl"):
-            report.save_figure(_curves(lines, title), path)
+            artifacts.save_figure(_curves(lines, title), path)
             return path
     return None
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
-    figure = report.figure(10, 4)
+    figure = artifacts.figure(10, 4)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
-    series: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        series.setdefault(line.get("split", "train, augmented"), []).append(line)
-    for name, rows in series.items():
-        style: dict[str, Any] = {"linewidth": 1.4}
-        if len(rows) == 1:  # an end-of-run test figure is a point, not a curve
-            style = {"marker": "*", "markersize": 11, "linestyle": "none"}
-            style |= {"color": "black"} if name == "test" else {}
-        for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
-            points = [(r["step"], r[key]) for r in rows if isinstance(r.get(key), float)]
+    for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
+        for name, points in series(lines, key).items():
+            style: dict[str, Any] = {"linewidth": 1.4}
+            if len(points) == 1:  # an end-of-run test figure is a point, not a curve
+                style = {"marker": "*", "markersize": 11, "linestyle": "none"}
+                style |= {"color": "black"} if name == "test" else {}
             if points:
                 label = f"{name}: {points[-1][1]:{form}}"
                 axes.plot(*zip(*points, strict=True), label=label, **style)

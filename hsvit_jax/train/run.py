@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import augment, checkpoint, data, report
+from hsvit_jax import artifacts, augment, checkpoint, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.config import keys
@@ -379,14 +379,14 @@ def _open_metrics(
             "nothing is trained, and its config.json stays as it is"
         )
     elif lead:
-        report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
+        artifacts.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
     if lead:
         about = workdir / "environment.json"
         ended = first >= run.total_steps or metrics.best_before_patience_ended(
             found, config.train.patience
         )
         if not (ended and about.exists()):  # else that of who trained it stays
-            report.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
+            artifacts.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import jax
 import ml_collections
 
-import hsvit_jax
-from hsvit_jax import checkpoint, report
+from hsvit_jax import artifacts, checkpoint
 from hsvit_jax.runtime import coordination
 
 # The files of a run, which must not be links: one might lead out of the folder.
@@ -31,7 +30,7 @@ def environment() -> dict[str, str]:
     """The command, versions and devices of this process."""
     words = sys.argv if Path(*sys.argv[:1]).stem == "hsvit" else sys.orig_argv
     devices = collections.Counter(device.device_kind for device in jax.devices())
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    packages = ("hsvit_jax", "jax", "jaxlib", "flax", "optax", "numpy")
     return {
         # No words where another program, such as R, embeds Python.
         "command": shlex.join([*(Path(program).name for program in words[:1]), *words[1:]]),
@@ -39,7 +38,6 @@ def environment() -> dict[str, str]:
         "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
         "processes": str(jax.process_count()),
         "python": f"{platform.python_version()} on {platform.platform()}",
-        "hsvit_jax": hsvit_jax.__version__,
         **{name: metadata.version(name) for name in packages},
     }
 
@@ -50,13 +48,13 @@ def programs() -> str:
     Processes that differ in one compile other programs, and no step says so.
     """
     code = hashlib.sha256()
-    for file in sorted(Path(hsvit_jax.__file__).parent.rglob("*.py")):
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     settings = ("enable_x64", "threefry_partitionable", "default_prng_impl")
     settings += ("default_matmul_precision", "numpy_dtype_promotion")
     found = {
-        "hsvit_jax": f"{hsvit_jax.__version__}, {code.hexdigest()[:12]}",
+        "hsvit_jax": code.hexdigest()[:12],
         **{name: metadata.version(name) for name in packages},
         **{f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in settings},
     }
@@ -75,7 +73,7 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
             or a folder there.
     """
     for name in _FILES:
-        report.refuse_special(workdir / name)
+        artifacts.refuse_special(workdir / name)
     checkpoint.probe(workdir)
     with (
         _only_run_in(workdir, coordination.is_lead()),
@@ -119,7 +117,7 @@ def check_shared(workdir: Path) -> None:
     token = coordination.from_lead(f"{os.getpid()}-{time.time_ns()}")
     mark = workdir / ".job"
     if coordination.is_lead():
-        report.write_file(mark, token)
+        artifacts.write_file(mark, token)
     deadline = time.monotonic() + 90  # NFS may believe for a minute that a file is not there
     while not _holds(mark, token):
         if time.monotonic() > deadline:
@@ -144,7 +142,7 @@ def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
     if not lead:
         yield
         return
-    with report.append_to(workdir / ".lock") as file:
+    with artifacts.append_to(workdir / ".lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

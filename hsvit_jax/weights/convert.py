@@ -18,9 +18,9 @@ import numpy as np
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import models
+from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
 from hsvit_jax.models.network import Network
-from hsvit_jax.report import write_file
 from hsvit_jax.text import few
 from hsvit_jax.weights import files, grow, read, release, sources
 from hsvit_jax.weights.torch.base import Tensors

@@ -215,25 +215,6 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
         benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ([], 2, "(see: hsvit benchmark --help)"),
-        ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
-        ([f"--config={CONFIG_FILE}", "--peak", "--vs=true"], 2, "choose one of --vs, --peak"),
-        (
-            [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
-            *(2, "leave one out"),
-        ),
-        ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
-    ],
-)
-def test_command_line_mistakes_are_one_message(capsys, words, code, said):
-    assert main.main(["hsvit", "benchmark", *words]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and said in err and "Traceback" not in err
-
-
 def test_command_line_hands_over_its_flags(capsys, monkeypatch):
     def measure(config, work, **settings):
         return {"work": work, "batch": config.train.batch, "depth": config.model.depth, **settings}

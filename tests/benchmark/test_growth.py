@@ -7,7 +7,7 @@ import sequence_length
 import step_growth
 from PIL import Image
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 
 SMALL = {"heads": 2, "head_dim": 16, "embed_dim": 16, "mlp_dim": 16, "depth": 1}
 SMALL |= {"landmarks": 16, "projections": 16, "features": 24}
@@ -65,7 +65,7 @@ def test_files_and_tables_hold_every_row(mixers, steps, tmp_path):
     for module, rows, table, cell in (
         (sequence_length, [*mixers.values()], sequence_length.table, f"{share:.2f}"),
         (
-            *(step_growth, steps, lambda rows: report.table(step_growth.COLUMNS, rows)),
+            *(step_growth, steps, lambda rows: artifacts.table(step_growth.COLUMNS, rows)),
             f"{steps[1].flops_ratio:.2f}×",
         ),
     ):
@@ -75,5 +75,5 @@ def test_files_and_tables_hold_every_row(mixers, steps, tmp_path):
         assert found == [{k: str(v) for k, v in vars(row).items()} for row in rows]
         with Image.open(plot) as picture:
             assert picture.size[0] > 800
-        text = report.markdown(table(rows))
+        text = artifacts.markdown(table(rows))
         assert f"| {cell} |" in text and len(text.splitlines()) == 2 + len(rows)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from support import small_runs, state_dicts, torch_files
 
-from hsvit_jax import classifier, main, models
+from hsvit_jax import classifier, export, main, models
 from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import load_tree
-from hsvit_jax.commands import convert, export
+from hsvit_jax.commands import convert
 from hsvit_jax.weights import files, torch
 from hsvit_jax.weights.stored import stored_network
 

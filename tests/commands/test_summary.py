@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from hsvit_jax import artifacts, main, models, train
 from hsvit_jax import config as configs
-from hsvit_jax import main, models, report, train
 from hsvit_jax.commands import summary
 from hsvit_jax.models import costs
 from hsvit_jax.train import optim
@@ -88,7 +88,7 @@ def test_the_memory_of_compiled_programs():
 
 def test_bytes():
     numbers = (0, 1023, 1024, 5 * 2**40)
-    assert [*map(report.byte_text, numbers)] == ["0 B", "1023 B", "1 KiB", "5 TiB"]
+    assert [*map(artifacts.byte_text, numbers)] == ["0 B", "1023 B", "1 KiB", "5 TiB"]
 
 
 def test_a_paper_s_own_count_stands_beside_ours(uncompiled):

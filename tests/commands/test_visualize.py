@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import classifier, main, mesh, models, report
+from hsvit_jax import artifacts, classifier, main, mesh, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import figures
 from hsvit_jax.classifier import views as views_lib
@@ -281,7 +281,7 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
 def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatch):
     """Drawn for one of them: that takes seconds."""
     if name != "dhvt":
-        monkeypatch.setattr(report, "save_figure", lambda figure, path: None)
+        monkeypatch.setattr(artifacts, "save_figure", lambda figure, path: None)
     written, errors = visualize.write_views(make(name), photos[:1], tmp_path / "out")
     assert not errors
     assert {path.stem.removeprefix("cat-") for path in written} == kinds

@@ -134,7 +134,10 @@ def test_cifar10(tmp_path, publish, monkeypatch):
     with pytest.raises(ValueError, match="test_batch is not the published file"):
         data.load("cifar10", data_dir=str(tmp_path / "moved"))
     (binaries / "data_batch_1.bin").write_bytes(binary["data_batch_1.bin"][:3073])
-    with pytest.raises(ValueError, match="holds 41 training and 10 test images, expected 50 and"):
+    with pytest.raises(
+        ValueError,
+        match=r"binary.* \[50, 10\] training and test images; these files hold \[41, 10\]",
+    ):
         data.load("cifar10", data_dir=str(tmp_path / "binary"))
 
 
@@ -205,7 +208,9 @@ def test_fashion_mnist(tmp_path, publish):
             assert f"--config.data.dir={folder.parent.parent}" in refusal(given)
     digits = {**plain, "t10k-labels-idx1-ubyte": idx(labels[10:20] % 9)}  # MNIST's are uneven
     write(tmp_path / "digits", digits)
-    with pytest.raises(ValueError, match=r"digits is not fashion_mnist .* 3 to 5 images, expected"):
+    with pytest.raises(
+        ValueError, match=r"digits is not fashion_mnist .* equally many images of each class"
+    ):
         data.load("fashion_mnist", data_dir=str(tmp_path / "digits"))
 
 
@@ -247,7 +252,7 @@ def test_published_files_that_were_packed_anew(tmp_path, publish, monkeypatch):
     write(tmp_path / "kmnist", other)
     with pytest.warns(match=OTHERS):
         data.load("fashion_mnist", data_dir=str(tmp_path / "kmnist"))
-    for at, message in ((-6, "damaged or cut off"), (-1, "holds 29 training and 10 test images")):
+    for at, message in ((-6, "CRC check failed"), (-1, r"these files hold \[29, 10\]")):
         damaged = bytearray(anew[names[0]])
         damaged[at] ^= 1
         few = {names[0]: gzip.compress(idx(train[:29])), names[1]: gzip.compress(idx(labels[:29]))}
@@ -259,10 +264,10 @@ def test_published_files_that_were_packed_anew(tmp_path, publish, monkeypatch):
 def test_bad_idx_files(tmp_path):
     path, good = tmp_path / "x.gz", idx(np.zeros((2, 28, 28), np.uint8))
     for body, message in (
-        (gzip.compress(good)[:-9], "damaged or cut off"),
-        (gzip.compress(good[:-1]), "its header promises"),
-        (gzip.compress(b"\0\0\x0d\x01\0\0\0\1abcd"), "not an IDX file"),
-        (b"<html>", "not an IDX file"),
+        (gzip.compress(good)[:-9], "cannot be read"),
+        (gzip.compress(good[:-1]), "cut off"),
+        (gzip.compress(b"\0\0\x0d\x01\0\0\0\1abcd"), "no IDX file"),
+        (b"<html>", "no IDX file"),
     ):
         path.write_bytes(body)
         with pytest.raises(ValueError, match=message):
@@ -345,8 +350,8 @@ def test_image_files(name, build, pack, folder, classes, train, test, tmp_path, 
     file = archive / catalog.REGISTRY[name].files[0].name
     anew = {file.name: pack({"LICENSE": b"of the set", **files})}
     repacked = write(tmp_path / "repacked", anew | lists)
-    counts = f"holds {len(train)} training and {len(test)} test images, expected "
-    with pytest.raises(ValueError, match=rf"{counts}[0-9,]{{6}}"):
+    counts = rf"these files hold \[{len(train)}, {len(test)}\]"
+    with pytest.raises(ValueError, match=counts):
         data.load(name, data_dir=str(repacked), **how)
     file.unlink()  # no longer needed
     again = data.load(name, **where, **how, resident_limit_bytes=0)
@@ -354,7 +359,7 @@ def test_image_files(name, build, pack, folder, classes, train, test, tmp_path, 
     np.testing.assert_array_equal(again.test.gather(range(len(test))), dataset.test.images)
     mine = write(tmp_path / "mine" / name.partition("/")[0], files | lists)
     where = {"data_dir": str(tmp_path / "mine")}
-    with pytest.raises(ValueError, match=rf"{counts}[0-9,]{{6}}"):
+    with pytest.raises(ValueError, match=counts):
         data.load(name, **where, **how)
     assert f"use :{name} after" in refusal(mine / folder)
     publish(name, examples=(len(train), len(test)))
@@ -420,11 +425,13 @@ def test_descriptions_are_whole():
     assert data.describe("fashion_mnist").class_names[9] == "Ankle boot"
 
 
-def test_unknown_names_get_the_nearest_and_five():
-    for name in ("cifar01", "folder=", "folders=/x", ""):
-        with pytest.raises(
-            ValueError, match=r"mean '\w+'\? Known: folder=<path>, csv=<path>, .* 12 more"
-        ):
+def test_unknown_names_get_the_nearest_and_five(tmp_path, monkeypatch):
+    for name in ("folder=", "folders=/x", ""):
+        with pytest.raises(ValueError, match=r"Known: folder=<path>, csv=<path>, .* 12 more"):
             data.describe(name)
-    with pytest.raises(ValueError, match="unknown data set 'cifar-10'; did you mean 'cifar10'"):
+    with pytest.raises(ValueError, match=r"unknown data set 'cifar-10'\. Did you mean cifar10\?"):
         data.load("cifar-10")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ValueError, match=r"Did you mean folder=photos\?"):
+        data.load("photos")

@@ -93,10 +93,8 @@ def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load
         assert load(make(tmp_path / "trial", {"": 20}, ("control", "test"))).info.num_classes == 2
 
 
-def test_of_a_test_alone_some_classes_will_do(tmp_path, load):
-    root = make(tmp_path / "dogs", {"": 3}, ("dog",))
-    (root / "cat").mkdir()
-    dataset = load(root, test_only=True)
+def test_of_a_test_alone_one_class_will_do(tmp_path, load):
+    dataset = load(make(tmp_path / "dogs", {"": 3}, ("dog",)), test_only=True)
     assert dataset.info.class_names == ("dog",)
     assert sizes(dataset) == (0, 0, 3)
 
@@ -150,7 +148,7 @@ def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
     with pytest.warns(match=r": 3 \.txt, .* first"):
         assert len(predict.image_files([str(root / "dog")])) == 31
     (root / "dog/photo.part").write_bytes((root / "dog/odd0.JPG").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"photo\.part: damaged or cut off"), pytest.warns():
+    with pytest.raises(ValueError, match=r"photo\.part: cannot be read"), pytest.warns():
         load(root)
 
 
@@ -225,8 +223,8 @@ def test_archives_equal_their_folder(tmp_path, load):
                 dataset = load(path)
             assert dataset.fingerprint == expected.fingerprint
             np.testing.assert_array_equal(dataset.train.images, expected.train.images)
-            (notes,) = (tmp_path / "data").rglob(f"archive-{name.replace('.', '-')}-*/notes.json")
-            next(path for path in notes.parent.iterdir() if path != notes).unlink()
+            (notes,) = (tmp_path / "data").rglob(f"unpacked-{name.replace('.', '-')}-*/notes.json")
+            next(notes.parent.rglob("*.png")).unlink()
             listing = folder.find_listing(str(path), tmp_path / "data")  # unpacked again
             assert all(os.path.isfile(row.file.path) for row in listing.rows)
             notes.write_text("{")  # damaged: unpacked again
@@ -364,7 +362,7 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
 
     fit = images.fit_pillow
     monkeypatch.setattr(images, "fit_pillow", hungry)
-    with pytest.warns(match=r"left out:\n.*cat/003.*: the memory that is left does not hold it"):
+    with pytest.warns(match=r"left out:\n.*cat/003.*: cannot be read: MemoryError"):
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
@@ -430,7 +428,7 @@ def test_hidden_and_other_files_are_passed_over(tmp_path, load):
         assert sum(sizes(load(root))) == 21
     (root / "preview.png").unlink()
     (root / "dog/phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")  # an image, and not passed over
-    with pytest.raises(ValueError, match=r"phone\.HEIC: not an image \(HEIC, AVIF or a film; save"):
+    with pytest.raises(ValueError, match=r"phone\.HEIC: not an image"):
         load(root)
 
 
@@ -447,65 +445,47 @@ def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
     assert sum(sizes(dataset)) == 30
 
 
-def test_bad_layouts_are_explained(tmp_path, load):
-    cases = {
-        "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
-        "one": (lambda r: make(r, {"": 3}, ("cat",)), "one class, cat"),
-        "no train": (lambda r: make(r, {"val": 3, "test": 3}), "but no train"),
-        "strange": (
-            lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")),
-            r"a\\x1b\[1m, b\\udce9; re",
-        ),
-        "odd": (
-            lambda r: (make(r, {"train": 3, "raw": 3}), put(r / "Test/0.png", 1)),
-            "holds Test beside train and",
-        ),
-        "flat test": (
-            lambda r: (make(r, {"Train": 3}), put(r / "Test/0.png", 1), put(r / "Meta/0.png", 1)),
-            "holds Train, which look like splits",
-        ),
-        "named": (
-            lambda r: make(r, {"seg_train/seg_train": 3, "seg_test/seg_test": 3, "seg_pred": 0}),
-            "holds seg_test, seg_train, which look like splits",
-        ),
-        "test beside": (
-            lambda r: (make(r, {"": 3}), make(r / "test", {"": 3})),
-            "holds test, which look like splits",
-        ),
-        "within": (
-            lambda r: make(r, {"": 3}, ("cat/train", "cat/test", "dog/train", "dog/test")),
-            "class folders of .*within hold splits of their own",
-        ),
-        "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
-    }
-    for name, (build, message) in cases.items():
-        build(tmp_path / name)
-        with pytest.raises(ValueError, match=f"(?s){message}"):
-            load(tmp_path / name)
+BAD_LAYOUTS = {
+    "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
+    "one": (lambda r: make(r, {"": 3}, ("cat",)), "two or more different classes; it has cat"),
+    "no train": (lambda r: make(r, {"val": 3, "test": 3}), "holds test, val, .* without train"),
+    "strange": (lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")), r"a\\x1b\[1m, b\\udce9; re"),
+    "flat test": (
+        lambda r: (make(r, {"Train": 3}), put(r / "Test/0.png", 1), put(r / "Meta/0.png", 1)),
+        "holds Train, which look like splits",
+    ),
+    "named": (
+        lambda r: make(r, {"seg_train/seg_train": 3, "seg_test/seg_test": 3, "seg_pred": 0}),
+        "holds seg_test, seg_train, which look like splits",
+    ),
+    "test beside": (
+        lambda r: (make(r, {"": 3}), make(r / "test", {"": 3})),
+        "holds test, which look like splits",
+    ),
+    "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
+    "few": (lambda r: make(r, {"": 1}), "leave 2 for training and 0 for test"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LAYOUTS)
+def test_bad_layouts_are_explained(name, tmp_path, load):
+    build, message = BAD_LAYOUTS[name]
+    build(tmp_path / name)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(tmp_path / name)
+
+
+def test_paths_that_hold_no_data(tmp_path, load):
     for name in ("nowhere", "x" * 300, "a\0b"):
         with pytest.raises(ValueError, match=r"no such folder or archive.*PATH/train/CLASS"):
             load(tmp_path / name)
-    with pytest.raises(ValueError, match=r"folder=nowhere: .* below the current folder"):
-        data.load("folder=nowhere")
     (tmp_path / "notes.txt").write_text("x")
     os.mkfifo(tmp_path / "pipe.zip")
     for name in ("notes.txt", "pipe.zip"):
         with pytest.raises(ValueError, match="neither a folder nor an archive"):
             load(tmp_path / name)
-
-
-def test_bad_options_are_explained(tmp_path, load):
-    root = make(tmp_path / "set", {"": 10})
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=r"cannot write to .*file.*HSVIT_DATA_DIR"):
-        load(root, data_dir=str(tmp_path / "file/data"))
-    make(tmp_path / "few", {"": 1})
-    with pytest.raises(ValueError, match="leave 2 for training and 0 for test"):
-        load(tmp_path / "few")
-    with pytest.raises(ValueError, match="on_bad_image='ignore': expected 'error' or 'skip'"):
-        load(root, on_bad_image="ignore")
-    with pytest.raises(ValueError, match=r"a name, such as .*; got PosixPath"):
-        data.load(root)
+    with pytest.raises(ValueError, match=r"cannot write to .*notes\.txt.*HSVIT_DATA_DIR"):
+        load(make(tmp_path / "set", {"": 10}), data_dir=str(tmp_path / "notes.txt/data"))
 
 
 def test_too_large_for_memory_is_streamed_with_equal_pixels(tmp_path, load):
@@ -646,7 +626,7 @@ def test_many_and_deep_folders_are_grouped_at_once(tmp_path, load):
     with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
         for name in ("train", "test"):
             archive.writestr(f"{name}/{deep}/0.png", b"")
-    with pytest.raises(ValueError, match=r"images more than 100 folders deep, in t.*…: move"):
+    with pytest.raises(ValueError, match=r"deep\.zip has more than 100 folders in train/a/"):
         load(tmp_path / "deep.zip")
     files = [
         listing.File(f"set/test_{i}/{part}/{k}.png", "")
@@ -674,16 +654,15 @@ def test_every_unpacked_byte_counts(tmp_path, load, monkeypatch):
     """Those of members that nobody wants too, and a header is never read in at any length."""
     monkeypatch.setattr(archives, "_FLOOR_BYTES", 400_000)
     monkeypatch.setattr(archives, "_MAX_RATIO", 2)
-    unwanted = tarfile.TarInfo("notes.bin")
-    unwanted.size = 500_000
-    path = tar_with(tmp_path / "skipped.tar", unwanted)
-    packed = tmp_path / "skipped.tar.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"skipped\.tar\.gz unpacks to more than 2 times"):
-        load(packed)
+    packed = tmp_path / "packed.tar.gz"
+    tail = tar_with(tmp_path / "small.tar").read_bytes() + bytes(500_000)
+    for body in (bomb(tarfile.REGTYPE), bomb(b"?"), tail):
+        packed.write_bytes(gzip.compress(body))
+        with pytest.raises(ValueError, match=r"packed\.tar\.gz unpacks to more than 2 times"):
+            load(packed)
     member = tarfile.TarInfo("cat/0.png")
     member.pax_headers = {"comment": "x" * 300_000}
-    with pytest.raises(ValueError, match=r"pax\.tar is damaged .*a header of 300,0\d\d bytes"):
+    with pytest.raises(ValueError, match=r"pax\.tar .*a header of 300,0\d\d bytes"):
         load(tar_with(tmp_path / "pax.tar", member))
     with zipfile.ZipFile(tmp_path / "bz.zip", "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("cat/0.png", b"")
@@ -707,19 +686,20 @@ def test_damaged_archives_are_refused(name, tmp_path):
         flipped[-1][at] ^= 1 << bit
     holed = [raw[:at] + raw[at + 300 :] for at in range(0, len(raw), len(raw) // 9)]
     refused = 0
-    for damaged in (*(raw[:end] for end in cuts), *holed, *flipped):
+    for i, damaged in enumerate((*(raw[:end] for end in cuts), *holed, *flipped)):
         path.write_bytes(damaged)
         try:
-            names = [m.name for m in archives.members(path) if m.is_dir or m.read() is not None]
-        except ValueError as error:
-            assert re.fullmatch(rf".*{name}\b.* (damaged or cut off|cannot be read).*", str(error))
+            archives.unpack(path, tmp_path / f"unpacked{i}")
+        except archives.BadArchive as error:
+            assert re.fullmatch(rf".*{name}\b.*", str(error))
             refused += 1
         else:
-            assert sum(n.endswith(".png") for n in names) == 20
+            assert len([*(tmp_path / f"unpacked{i}").rglob("*.png")]) == 20
     assert refused >= len(cuts)
 
 
-def test_a_damaged_pax_header_is_not_the_end(tmp_path):
+def test_a_damaged_header_is_not_the_end(tmp_path):
+    """Of a member in the middle, or of the attributes before it."""
     path = tmp_path / "pax.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for name in ("cat/0.png", "dog/0.png"):
@@ -727,10 +707,18 @@ def test_a_damaged_pax_header_is_not_the_end(tmp_path):
             member.pax_headers = {"comment": name}
             archive.addfile(member)
     whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"21 comment=dog", b"00 comment=dog"))
-    assert path.read_bytes() != whole
-    with pytest.raises(ValueError, match=r"pax\.tar.* is damaged or cut off \(invalid header"):
-        list(archives.members(path))
+    for old, new in ((b"21 comment=dog", b"00 comment=dog"), (b"dog/0.png\0", b"dog/1.png\0")):
+        path.write_bytes(whole.replace(old, new))
+        assert path.read_bytes() != whole
+        with pytest.raises(archives.BadArchive, match=r"pax\.tar cannot be unpacked at 'cat/0"):
+            archives.unpack(path, tmp_path)
+
+
+def bomb(kind: bytes) -> bytes:
+    """A tar of a member of 500,000 zeros, of a type that nobody knows, too."""
+    info = tarfile.TarInfo("cat/0.png")
+    info.size, info.type = 500_000, kind
+    return info.tobuf() + bytes(512 * 977) + bytes(1024)
 
 
 def test_a_system_that_cannot_reserve_space(tmp_path, load, monkeypatch):

@@ -14,9 +14,9 @@ from scipy import special
 from support import reports, small_runs
 from support.data_files import class_folders
 
-from hsvit_jax import classifier, data, main, run_report
-from hsvit_jax import report as files
+from hsvit_jax import artifacts, classifier, data, main, run_report
 from hsvit_jax.run_report import charts, findings, measures
+from hsvit_jax.text import printable
 from hsvit_jax.train import metrics
 
 
@@ -47,7 +47,7 @@ def test_a_page_holds_everything_and_fetches_nothing(tmp_path):
     told = text.partition("test, at the end of training, accuracy on 23 images")[0]
     assert told.split()[-1] == "30.00%"  # by this very checkpoint
     for name in reports.NAMES:
-        assert files.printable(name) in read.text
+        assert printable(name) in read.text
     assert read.tags.count("script") == read.tags.count("h1") == read.tags.count("style") == 1
     assert not [name for name in read.attributes if name.startswith("on")]
     assert read.sources and all(source.startswith("data:") for source in read.sources)
@@ -85,8 +85,8 @@ def test_what_is_found():
     )
     assert example.heat_RR.shape == (7, 7)
     assert example.heat_RR[3, 3] == pytest.approx(fall, abs=1e-5)
-    (image, variants), *rest = found.augmented
-    assert len(rest) == 3 and len(variants) == 5 and image.shape == variants[0][0].shape
+    (image, *variants), *rest = found.augmented
+    assert len(rest) == 3 and len(variants) == 5 and image[0].shape == variants[0][0].shape
     np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
 
 
@@ -230,13 +230,11 @@ def test_confusions_of_many_classes_need_no_second_matrix():
 
 
 def test_measures_by_class():
-    labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
-    counts = measures.confusion(labels, predicted, 4)
-    assert counts.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    counts = np.array([[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     first, second, third, fourth = measures.by_class(counts)
     assert (first.images, first.precision[0], first.recall[0]) == (3, 2 / 4, 2 / 3)
     assert first.f1.value == pytest.approx(2 / (1 / (2 / 4) + 1 / (2 / 3)))
-    assert first.recall[1:] == files.wilson(2, 3)
+    assert first.recall[1:] == artifacts.wilson(2, 3)
     assert first.f1.low < first.f1.value < first.f1.high
     assert second.f1.value == pytest.approx(0.5)
     assert (third.precision, third.recall.value, third.f1.value) == (None, 0, 0)

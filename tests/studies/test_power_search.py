@@ -41,8 +41,6 @@ def test_the_tokens_are_learned_and_the_network_goes_on(trained, tmp_path, capsy
     printed = capsys.readouterr().out
     assert main.main(["hsvit", "power-search", *words]) == 1
     assert "is there already" in capsys.readouterr().err
-    assert main.main(["hsvit", "power-search", *words, "--config.train.steps=7"]) == 2
-    assert "trains for --epochs" in capsys.readouterr().err
     stored = stored_network(out)
     assert (stored.step, stored.config.model.retained) == (4, (11, 11))
     assert "--config.model.retained=11,11" in printed

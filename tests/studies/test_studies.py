@@ -1,7 +1,6 @@
 """Looking for a learning rate, cross-validation, the papers' studies, curves of several runs."""
 
 import csv
-import dataclasses
 import json
 import shutil
 import types
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
-from hsvit_jax import config, main, models, report
-from hsvit_jax.studies import crossval, curves, grid, lr_find, study
+from hsvit_jax import config, main, models
+from hsvit_jax.studies import crossval, curves, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -117,28 +116,13 @@ def test_folds_that_chose_their_checkpoint_say_so(tmp_path, monkeypatch, capsys)
     assert head == "fold,images,accuracy (best on test),macro_f1,loss"
 
 
-def test_axes_without_order_are_drawn_in_order_and_infinities_as_names(tmp_path):
-    def drawn(*xs):
-        sizes = {"parameters": 1, "flops": 1, "training_images": 9, "steps": 1, "batch": 1}
-        points = [grid.Point(x=x, line="a", examples=9, accuracies=(0.1, 1.0), **sizes) for x in xs]
-        figure = grid._figure(points, grid.Labels(title="t", x="x", line="l"))
-        line, _, (bars,) = figure.axes[0].containers[0]
-        ends = [y for segment in bars.get_segments() for _, y in segment]
-        assert min(ends) > -1e-6 and max(ends) < 100 + 1e-6
-        return list(line.get_xdata())
-
-    assert drawn("10", "1", "5") == [1, 5, 10]
-    assert drawn("0.1", "inf", "nan") == [0, 1, 2]
-
-
 @pytest.mark.parametrize("name", study.names())
 @pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_network_of_a_study_can_be_built(name, stride):
     """Its configuration is good and its sizes fit; the longer suite builds all, not a sixth."""
-    (made, _), built = study.load(name), []
+    made, built = study.load(study.find(name)), []
     assert len({(cell.x, cell.line) for cell in made.cells}) == len(made.cells) > 5
-    for number, cell in enumerate(made.cells):
-        system = study.system(cell, made.data)
+    for number, (cell, system) in enumerate(zip(made.cells, made.systems(), strict=True)):
         settings = config.get_config(system.spec, *system.settings)
         assert settings.recipe == "paper" and settings.data.name in made.data
         assert all(settings.train.batch == cell.x for s in cell.settings if "batch" in s)
@@ -152,52 +136,16 @@ def test_every_network_of_a_study_can_be_built(name, stride):
 
 def test_the_sensitivity_studies_change_what_they_say():
     for name, kernels in (("fig5", lambda x, g: x), ("fig6", lambda x, g: x * g)):
-        for cell in study.load(name)[0].cells:
+        for cell in study.load(study.find(name)).cells:
             model = config.get_config("c2a2:digits", *cell.settings).model
             assert model.conv_channels[-1] == kernels(cell.x, cell.line)
             assert model.groups == cell.line
 
 
 def test_the_rate_follows_the_batch_as_in_the_script_of_dhvt():
-    for cell in study.load("dhvt_table5")[0].cells:
+    for cell in study.load(study.find("dhvt_table5")).cells:
         settings = config.get_config("dhvt:cifar100,paper", *cell.settings)
         assert settings.optim.learning_rate == 1e-3 * settings.train.batch / 512
-
-
-def test_a_grid(tmp_path):
-    labels = grid.Labels("Title", "kernels | each", "groups")
-    points = [
-        grid.Point((0.1 * g, 0.05 * x), str(x), str(g), 10, 100, 50, 3, 8, 40)
-        for g in (1, 2)
-        for x in (8, 16)
-    ]
-    table, markdown, rows, plot = grid.write(points[:3], labels, tmp_path, "fig", "hsvit study")
-    assert table.splitlines()[0] == "| groups \\ kernels \\| each | 8 | 16 |"
-    assert table.splitlines()[3].endswith("| – |")
-    assert "2 seeds, ± one" in markdown.read_text() and "2.4e+03" in markdown.read_text()
-    with rows.open() as file:
-        places = [(row["x"], row["line"]) for row in csv.DictReader(file)]
-    assert places == [("8", "1"), ("16", "1"), ("8", "2")]
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_names_of_a_grid_are_drawn_as_they_are(tmp_path):
-    """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
-    point = grid.Point((0.5,), "$^$", "_a", 10, 100, 50, 3, 8, 40)
-    points = [point, dataclasses.replace(point, x="\udce9", line="$^$")]
-    figure = grid._figure(points, grid.Labels("$^$ title", "$^$ x", "$^$ line"))
-    report.save_figure(figure, tmp_path / "names.png")
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.texts] == ["_a", "$^$"]
-    assert legend.get_title().get_text() == "$^$ line"
-
-
-def test_intervals_of_a_grid():
-    """Three seeds: 4.3027 standard errors, by a table of Student's t; one: Wilson's, uneven."""
-    three = grid.Point((0.90, 0.92, 0.94), "1", "a", 1, 1, 1, 1, 1, 10**9)
-    assert grid._sides(three) == pytest.approx([4.3027 * 0.02 / 3**0.5] * 2, rel=1e-4)
-    perfect = grid.Point((1.0,), "1", "a", 1, 1, 1, 1, 1, 90)
-    assert grid._sides(perfect) == pytest.approx((3.8415 / 93.8415, 0), rel=1e-4, abs=1e-12)
 
 
 OWN_STUDY = """
@@ -252,7 +200,7 @@ def test_curves_of_runs(tmp_path, capsys):
 def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):
     """Also a run without validation, of one evaluation, the twelfth, and names as Matplotlib's."""
     figures = []
-    monkeypatch.setattr(curves.report, "save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(curves.artifacts, "save_figure", lambda figure, _: figures.append(figure))
     trained = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
     tested = [{"step": step, "split": "val", "accuracy": step / 4} for step in (1, 3)]
     names = ["without", "_a", "$x_$", *(f"run{i}" for i in range(9)), "short"]
@@ -283,28 +231,3 @@ def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
         drawn.clear()
         assert main.main(["hsvit", "curves", *words, f"--out={tmp_path}/c.png"]) == 0
         assert [*drawn] == ["run", str(tmp_path / words[1])]
-
-
-def test_mistakes_in_a_study(tmp_path, capsys):
-    (tmp_path / "own.py").write_text("x = 1\n")
-    (tmp_path / "bad.py").write_text("x = 1 / 0\n")
-    empty = "from hsvit_jax.studies.study import Study\n"
-    cell = "Cell(1, 2, 'c2a2', ['model.depht=1'])"
-    (tmp_path / "typo.py").write_text(
-        f"{empty}from hsvit_jax.studies.study import Cell\n"
-        f"get_study = lambda: Study('t', 'x', 'l', [{cell}])\n"
-    )
-    (tmp_path / "empty.py").write_text(f"{empty}get_study = lambda: Study('t', 'x', 'l', [])\n")
-    for words, code, message in (
-        (["study", "fig55"], 2, "no study 'fig55'. Did you mean fig5? Known: "),
-        (["study", "fig5", "fig6"], 2, "takes one name or file"),
-        (["study", f"{tmp_path}/own.py"], 1, "no function get_study()"),
-        (["study", f"{tmp_path}/bad.py"], 1, "bad.py failed: ZeroDivisionError: division by zero"),
-        (["study", f"{tmp_path}/empty.py"], 1, "needs cells, each a Cell"),
-        (["study", f"{tmp_path}/typo.py"], 2, "2, 1: unknown configuration key 'model.depht'"),
-        (["curves", str(tmp_path), "--out=curves"], 2, "--out must end in .png; got curves"),
-        (["curves", str(tmp_path)], 1, "holds no metrics.jsonl"),
-        (["curves", str(tmp_path), f"--out={tmp_path}/curves.png"], 2, "is a run's own plot"),
-    ):
-        assert main.main(["hsvit", *words]) == code
-        assert message in capsys.readouterr().err

@@ -429,7 +429,7 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
 
 def test_single_evaluations_of_two_splits_are_told_apart(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(metrics.report, "save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(metrics.artifacts, "save_figure", lambda figure, _: figures.append(figure))
     write(tmp_path, (8, TRAIN), (8, TEST | {"split": "val"}), (8, TEST))
     metrics.draw_curves(tmp_path, "one epoch")
     for axes in figures[0].axes:
@@ -441,7 +441,7 @@ def test_curves_that_a_full_disk_refuses_are_a_warning(tmp_path, monkeypatch):
     def refuse(figure, path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(metrics.report, "save_figure", refuse)
+    monkeypatch.setattr(metrics.artifacts, "save_figure", refuse)
     write(tmp_path, (1, TRAIN))
     with pytest.warns(UserWarning, match=r"no curves: .*curves\.png .*No space left"):
         assert metrics.draw_curves(tmp_path, "run") is None

@@ -21,9 +21,9 @@ import pytest
 from support.data_files import class_folders
 from support.small_runs import losses, metric_lines, small_config, small_dataset, spy_on_batches
 
-from hsvit_jax import augment, checkpoint, report, train
+import hsvit_jax
+from hsvit_jax import artifacts, augment, checkpoint, run_report, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.commands import train as commands_train
 from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import evaluate, loop, metrics
 from hsvit_jax.train import step as step_lib
@@ -87,10 +87,10 @@ def test_pictures_that_cannot_be_drawn_cost_nothing_else(tmp_path, monkeypatch):
     def refuse(figure, path):
         raise RuntimeError("out of ink")
 
-    monkeypatch.setattr(report, "save_figure", refuse)
+    monkeypatch.setattr(artifacts, "save_figure", refuse)
     config = small_config(train__steps=1)
     with pytest.warns(UserWarning) as told:
-        result = commands_train.fit(config, tmp_path, dataset=small_dataset(), report=False)
+        result = hsvit_jax.fit(config, tmp_path, dataset=small_dataset(), report=False)
     assert result.step == 1 and result.curves is None
     told = sorted(str(one.message) for one in told)
     assert [text.partition(" (")[0].partition(":")[0] for text in told] == [
@@ -106,10 +106,10 @@ def test_the_time_told_counts_the_report(tmp_path, monkeypatch):
         time.sleep(0.5)
         ended.append(time.monotonic())
 
-    monkeypatch.setattr(commands_train, "write_after_training", write)
+    monkeypatch.setattr(run_report, "write_after_training", write)
     config, begun = small_config(train__steps=1), time.monotonic()
     options = {"dataset": small_dataset(), "verbose": False}
-    assert commands_train.fit(config, tmp_path, **options).seconds > ended[0] - begun - 0.25
+    assert hsvit_jax.fit(config, tmp_path, **options).seconds > ended[0] - begun - 0.25
 
 
 def test_a_run_from_start_to_end(whole, spy, monkeypatch):
@@ -426,7 +426,7 @@ def test_processes_of_other_code_or_settings_differ(tmp_path, monkeypatch):
     with jax.enable_x64(True):
         told.append(workdir_lib.programs())
     (tmp_path / "step.py").write_text("scale = 3\n")
-    monkeypatch.setattr(workdir_lib.hsvit_jax, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(workdir_lib, "__file__", str(tmp_path / "train/workdir.py"))
     told.append(workdir_lib.programs())
     changed = [set(text.splitlines()) ^ set(told[0].splitlines()) for text in told[1:]]
     assert changed[0] == {"jax_enable_x64=False", "jax_enable_x64=True"}

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,7 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Makes a data set of images and as many labels; `from_examples` has the rest.
-
-    Raises:
-      ValueError: another number of labels than of images, or as `from_examples`.
-    """
-    if len(images) != len(labels):
-        raise ValueError(
-            f"{len(images):,} images and {len(labels):,} labels: give one label for each image"
-        )
+    """Makes a data set of images and as many labels; `from_examples` has the rest."""
     return from_examples(zip(images, labels, strict=True), class_names, **options)
 
 
@@ -79,25 +71,23 @@ def from_examples(
     Raises:
       ValueError: no example, labels that are no classes, or an image that cannot be used.
     """
+    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):  # which need not end
+        examples = map(examples.__getitem__, range(len(examples)))
     images, labels = [], []
-    for i, pair in enumerate(_each(examples)):
-        if isinstance(pair, dict) or getattr(pair, "__len__", lambda: 0)() != 2:
-            raise ValueError(f"example {i} is no pair (image, label), but {pair!r:.80}")
-        image, label = pair
+    for i, (image, label) in enumerate(examples):
         try:
             if not images:
                 size, depth = _shape(image)
                 size = size if image_size is None else image_size
                 channels = depth if channels is None else channels
-                check_shape(size, channels, fit)
-                size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
+                size, channels = check_shape(size, channels, fit)
             images.append(fit_image(image, size, channels, fit))
         except BadImage as error:
             raise BadImage(f"example {i}: {error}") from error
         labels.append(label)
     if not images:
         raise ValueError("no examples: give pairs of an image and its label")
-    names, numbers = _numbered(labels, class_names, 1 if test_only else 2)
+    names, numbers = _numbered(labels, class_names)
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]
@@ -117,18 +107,6 @@ def from_examples(
     return dataclasses.replace(dataset, info=info)
 
 
-def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
-    """The examples; of what has a length and an index these, as its index need not end."""
-    if hasattr(examples, "columns") or isinstance(examples, dict):
-        raise ValueError(
-            "examples must be pairs (image, label), not a table: give its columns to "
-            "hsvit_jax.from_arrays, as in from_arrays(table['image'], table['label'])"
-        )
-    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
-        return (examples[i] for i in range(len(examples)))
-    return iter(examples)
-
-
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
     if hasattr(image, "mode") and not hasattr(image, "shape"):  # Pillow's, no memory map
         image = upright(image)
@@ -143,51 +121,32 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
 
 
 def _numbered(
-    labels: Sequence[Any], class_names: Sequence[str] | None, least: int
+    labels: Sequence[Any], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """The classes' names, and the label of each example as their number, int32 (N,)."""
+    if isinstance(class_names, Set | Mapping):
+        raise ValueError("class_names must be a list in the order of the labels")
     values = np.asarray(labels)
-    ordered = class_names is None or hasattr(class_names, "__getitem__")
-    if not ordered or isinstance(class_names, str | Mapping):
-        raise ValueError(
-            "class_names must be a list in the order of the labels (of a dict of their numbers "
-            f"sorted(index, key=index.get)); got {class_names!r:.80}"
-        )
     if values.ndim != 1 or values.dtype.kind not in "iuUb":
         raise ValueError(
-            f"labels must be whole numbers or names, one for each image; got {values.dtype} "
-            f"{values.shape}"
+            f"labels must be whole numbers or names; got {values.dtype} {values.shape}"
         )
-    if class_names is not None:
-        class_names = [_normal(name) if isinstance(name, str) else name for name in class_names]
+    if class_names is None and values.dtype.kind == "U":
+        class_names = sorted({*map(_normal, values.tolist())})
+    elif class_names is None:
+        high = int(values.max())
+        if high >= _MOST_CLASSES:
+            raise ValueError(f"label {high} is above {_MOST_CLASSES - 1:,}: number classes from 0")
+        class_names = map(str, range(high + 1))
+    names = tuple(map(_normal, class_names))
     if values.dtype.kind == "U":
         # NumPy makes texts of them: a missing label of a table would be a class "nan".
-        strange = [label for label in labels if not isinstance(label, str)]
-        if strange:
+        if strange := [label for label in labels if not isinstance(label, str)]:
             raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
-        labels = [*map(_normal, values.tolist())]
-        names = tuple(sorted({*labels}) if class_names is None else class_names)
-        unknown = sorted({*labels} - {*names})
-        if unknown:
-            raise ValueError(f"labels that class_names lacks: {few(unknown)}")
         number = {name: i for i, name in enumerate(names)}
-        numbers = np.array([number[label] for label in labels], np.int32)
-    else:
-        low, high = int(values.min()), int(values.max())
-        if class_names is None and high >= _MOST_CLASSES:
-            raise ValueError(
-                f"labels run from {low} to {high}, and there can be {_MOST_CLASSES:,} classes, "
-                "counted from 0"
-            )
-        names = tuple(map(str, range(high + 1)) if class_names is None else class_names)
-        if low < 0 or high >= len(names):
-            raise ValueError(
-                f"labels run from {low} to {high}, but there are {len(names)} classes: they count "
-                "from 0"
-            )
-        numbers = values.astype(np.int32)
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"class_names must be texts, in the order of the labels; got {few(names)}")
-    if len(set(names)) < max(least, len(names)):
-        raise ValueError(f"classes need two or more different names; got {few(names)}")
-    return names, numbers
+        values = np.array([number.get(_normal(label), -1) for label in labels])
+    wrong = (values < 0) | (values >= len(names))
+    if wrong.any():
+        first = labels[int(np.argmax(wrong))]
+        raise ValueError(f"label {first!r} is none of the {len(names)} classes {few(names)}")
+    return names, values.astype(np.int32)

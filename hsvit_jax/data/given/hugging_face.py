@@ -44,14 +44,10 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
     path, config = os.path.expanduser(name), None
     if ":" in name and not os.path.exists(path):
         path, _, config = path.rpartition(":")
-    folder = Path(path)
+    folder, where = Path(path), {}
     saved = [(folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json")]
     if all(saved):  # of which datasets would read the set alone, though the dict may be newer
-        raise ValueError(
-            f"hf={name} holds a Dataset and a DatasetDict, one saved over the other: remove the "
-            "folder and save again"
-        )
-    where = {}
+        raise ValueError(f"hf={name} holds a Dataset and a DatasetDict: remove it and save again")
     if folder.is_dir():  # where datasets would read what it kept of another one of that name
         stamps = [(str(f), f.lstat().st_ctime_ns) for f in sorted(folder.resolve().rglob("*"))]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
@@ -63,13 +59,17 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             found = datasets.load_dataset(path, config, **where)
     except Exception as error:  # of the network, of the disk, of any reader that it has
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        if "Config name" in reason or "BuilderConfig" in reason:  # it lists those that there are
-            reason += f"; here, write hf={name.removesuffix(f':{config}')}:CONFIG for one of them"
-        raise ValueError(f"hf={name} cannot be read: {reason}") from None
+        name = name.removesuffix(f":{config}")
+        raise ValueError(f"hf={name}:CONFIG chooses a configuration; {reason}") from None
     found = found if isinstance(found, dict) else {"train": found}
-    if "train" not in found:
+    parts = {
+        part: found[next(name for name in names if name in found)]
+        for part, names in _SPLITS.items()
+        if not found.keys().isdisjoint(names)
+    }
+    if "train" not in parts:
         raise ValueError(f"hf={name} has no split 'train', only {few(sorted(found))}")
-    features = found["train"].features
+    features = parts["train"].features
     image = [key for key in features if isinstance(features[key], datasets.Image)]
     label = [key for key in features if isinstance(features[key], datasets.ClassLabel)]
     if len(image) != 1 or not label:
@@ -77,21 +77,10 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             f"hf={name} needs one column of images and one of class labels "
             f"(dataset.class_encode_column makes one); its columns are {few(sorted(features))}"
         )
-    if len(label) > 1:
-        label.sort(key=lambda key: key not in ("label", "labels"))
-        if label[0] not in ("label", "labels"):
-            warnings.warn(f"hf={name}: of {few(label)} the classes are {label[0]}", stacklevel=2)
-    raw = datasets.Image(decode=False)
-    parts = {
-        part: found[next(name for name in names if name in found)]
-        for part, names in _SPLITS.items()
-        if not found.keys().isdisjoint(names)
-    }
-    # A format is stored with a set: as columns of pandas, say, or without some of them.
-    parts = {
-        part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
-    }
-    train, names = parts["train"], tuple(features[label[0]].names)
+    label.sort(key=lambda key: key not in ("label", "labels"))
+    if label[0] not in ("label", "labels") and label[1:]:
+        warnings.warn(f"hf={name}: of {few(label)} the classes are {label[0]}", stacklevel=2)
+    names = tuple(features[label[0]].names)
     for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
@@ -99,6 +88,12 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
                 f"hf={name}: {label[0]} numbers other classes in {part} than in train: give all "
                 "splits the same datasets.ClassLabel(names=[…]), with cast_column from the names"
             )
+    # A format is stored with a set: as columns of pandas, say, or without some of them.
+    raw = datasets.Image(decode=False)
+    parts = {
+        part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
+    }
+    train = parts["train"]
 
     def read(record: dict[str, Any]) -> tuple[bytes, int]:
         stored, value = record[image[0]], record.get(label[0])  # a test part may lack labels

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 
 _PROJECT = "hsvit_jax"
 
@@ -24,7 +24,7 @@ class WeightsAndBiases:
 
         known = workdir / "wandb" / "run-id"
         if anew or not known.is_file():
-            report.write_file(known, secrets.token_hex(8))
+            artifacts.write_file(known, secrets.token_hex(8))
         run = {
             "project": os.environ.get("WANDB_PROJECT", _PROJECT),
             "name": workdir.name,
@@ -70,7 +70,7 @@ class MLflow:
             self._client.update_run(self._run, status="RUNNING")
         except (FileNotFoundError, mlflow.MlflowException):  # none, or not in this store
             self._run = self._create(workdir.name)
-            report.write_file(known, self._run)
+            artifacts.write_file(known, self._run)
         settings, data = dict(_flat(config)), self._client.get_run(self._run).data
         shown = data.params | {key: data.tags[key] for key in data.tags if key in data.params}
         changed = [RunTag(*pair) for pair in settings.items() if shown.get(*pair) != pair[1]]

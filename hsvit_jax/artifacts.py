@@ -21,8 +21,6 @@ from hsvit_jax.text import printable
 # A link fails to open, a fifo without a partner does not wait.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# What moves a terminal's cursor, turns the direction of writing or is half a character.
-
 # Where a spreadsheet may begin to read a formula: in a cell, and behind what parts cells elsewhere.
 _FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
 
@@ -133,6 +131,26 @@ def write_file(path: Path, content: str | bytes) -> None:
             error.filename = os.fspath(path)
         part.unlink(missing_ok=True)
         raise
+
+
+def filled(template: Path, **values: Any) -> str:
+    """Fills in a Jinja template; in HTML every text is escaped.
+
+    Args:
+      template: the file.
+      values: what the template names. Control characters of texts are escaped.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=template.suffix == ".html",
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+    )
+    return environment.from_string(template.read_text("utf-8")).render(values)
 
 
 def figure(width: float, height: float, *, dpi: int = 120) -> Any:

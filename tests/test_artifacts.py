@@ -13,7 +13,7 @@ import matplotlib
 import pytest
 
 import hsvit_jax
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.text import printable
 
 PACKAGE = Path(hsvit_jax.__file__).parent
@@ -21,7 +21,7 @@ PACKAGE = Path(hsvit_jax.__file__).parent
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
-    report.write_file(file, "ä")
+    artifacts.write_file(file, "ä")
     assert file.read_bytes() == "ä".encode()
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~os.umask(os.umask(0o22))
 
@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="too large") as caught:
-        report.write_file(file, b"b")
+        artifacts.write_file(file, b"b")
     assert caught.value.filename == str(file)  # not of the part that is gone
     assert file.read_bytes() == "ä".encode()
     assert os.listdir(tmp_path) == ["a.txt"]
@@ -39,25 +39,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_figures_take_no_text_for_tex(tmp_path):
     """Whatever the user's own are drawn by."""
     with matplotlib.rc_context({"text.usetex": True}):
-        figure = report.figure(3, 3)
+        figure = artifacts.figure(3, 3)
         figure.suptitle("a_b")
         axes = figure.subplots()
         axes.plot([0, 1], label="50 %")
         axes.legend()
-        report.save_figure(figure, tmp_path / "a.png")
+        artifacts.save_figure(figure, tmp_path / "a.png")
         assert matplotlib.rcParams["text.usetex"]
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def drawn(names, path):
     """A figure with names where figures have them, saved; its texts as they are drawn."""
-    figure = report.figure(4, 3)
+    figure = artifacts.figure(4, 3)
     figure.suptitle(" ".join(names), parse_math=False)
     axes = figure.subplots()
     axes.set_xticks(range(len(names)), names, parse_math=False)
     (line,) = axes.plot([0, 1])
-    report.legend(figure, {name: line for name in names})
-    report.save_figure(figure, path)
+    artifacts.legend(figure, {name: line for name in names})
+    artifacts.save_figure(figure, path)
     ticks = [text.get_text() for text in axes.get_xticklabels()]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.texts] == ticks
@@ -74,7 +74,7 @@ def fonts(monkeypatch):
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
     own = [font for font in font_manager.fontManager.ttflist if "mpl-data" in font.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
-    report._warn_of_fonts.cache_clear()
+    artifacts._warn_of_fonts.cache_clear()
     return found
 
 
@@ -112,10 +112,10 @@ def test_a_name_is_drawn_by_a_font_that_has_its_characters(fonts, tmp_path):
 
 
 def test_a_title_is_wrapped_to_its_figure(tmp_path):
-    figure = report.figure(4, 3)
+    figure = artifacts.figure(4, 3)
     title = figure.suptitle("a/folder/with-a-long-name.png " * 6 + "x" * 200, parse_math=False)
     figure.subplots()
-    report.save_figure(figure, tmp_path / "a.png")
+    artifacts.save_figure(figure, tmp_path / "a.png")
     assert title.get_window_extent().width <= figure.bbox.width
     assert "".join(title.get_text().split()).endswith("x" * 200)
 
@@ -123,35 +123,35 @@ def test_a_title_is_wrapped_to_its_figure(tmp_path):
 def test_cells_of_a_table_are_no_formulas(tmp_path):
     r"""Whatever else parts cells in a spreadsheet's language; numbers stay numbers."""
     for text in ("=1+1", "+a", "-cat", "@a", " =1", "\t=1", "\uff1d1", "cat;=1", "a\n=1"):
-        (cell,) = next(csv.reader(io.StringIO(report.csv_text([[text]]), newline="")))
+        (cell,) = next(csv.reader(io.StringIO(artifacts.csv_text([[text]]), newline="")))
         parts = re.split(r"[;\t\n]", cell)
         assert cell.replace("'", "") == text
         assert not any(part.lstrip()[:1] in tuple("=+-@\uff1d") for part in parts), text
     numbers = [-1, -0.5, "-1.25", "+3", "-1e-05", None, "a=b", "x-y"]
-    report.save_csv(tmp_path / "a.csv", [numbers])
+    artifacts.save_csv(tmp_path / "a.csv", [numbers])
     assert (tmp_path / "a.csv").read_text() == "-1,-0.5,-1.25,+3,-1e-05,,a=b,x-y\n"
 
 
 def test_names_in_markdown_are_no_markup():
     html = re.compile(r"(?<!\\)<")
     for name in ("a`<b>", "``<b>", "<b>`", "a\n\n<b>", "`", "a``b`c", "\\`<b>"):
-        span = report.code(name)
+        span = artifacts.code(name)
         fence = re.match("`+", span)[0]
         inside = span.removeprefix(fence).removesuffix(fence)
         assert span == fence + inside + fence and "\n" not in span
         assert fence not in re.findall("`+", inside) and not inside.startswith("`")
-        assert "\n" not in (text := report.plain_markdown(name)) and not html.search(text)
-    rows = report.markdown([("a | b", "<img>"), ("c \\ d", "[x](y)")])
+        assert "\n" not in (text := artifacts.plain_markdown(name)) and not html.search(text)
+    rows = artifacts.markdown([("a | b", "<img>"), ("c \\ d", "[x](y)")])
     assert rows.splitlines()[0] == r"| a \| b | \<img\> |"
     assert rows.splitlines()[2] == r"| c \ d | \[x\](y) |"
 
 
 def test_the_folder_of_a_file_is_made_or_refused(tmp_path):
-    report.write_file(tmp_path / "new" / "folder" / "a", "x")
+    artifacts.write_file(tmp_path / "new" / "folder" / "a", "x")
     with pytest.raises(ValueError, match="cannot be made a folder"):
-        report.write_file(tmp_path / "new" / "folder" / "a" / "b", "x")
+        artifacts.write_file(tmp_path / "new" / "folder" / "a" / "b", "x")
     with pytest.raises(ValueError, match="no file can be made in /proc"):
-        report.write_file(Path("/proc/x"), "x")
+        artifacts.write_file(Path("/proc/x"), "x")
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
@@ -163,9 +163,9 @@ def test_only_regular_files_are_written(tmp_path, kind):
     else:
         {"fifo": os.mkfifo, "folder": os.mkdir}[kind](path)
     writes = (
-        lambda: report.write_file(path, "x"),
-        lambda: report.save_csv(path, [["x"]]),
-        lambda: report.append_to(path),
+        lambda: artifacts.write_file(path, "x"),
+        lambda: artifacts.save_csv(path, [["x"]]),
+        lambda: artifacts.append_to(path),
     )
     for write in writes:
         with pytest.raises(ValueError, match=r"out\.png is a link or no regular file"):
@@ -178,7 +178,7 @@ def test_nothing_else_writes_files():
     """But data and checkpoints, into folders that they have just made. Mode 'x' follows no link."""
     offenders = []
     for path in PACKAGE.rglob("*.py"):
-        if path.name == "report.py" or {"data", "checkpoint"} & {*path.parts}:
+        if path.name == "artifacts.py" or {"data", "checkpoint"} & {*path.parts}:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(node, ast.Call):
@@ -201,9 +201,9 @@ def test_text_for_a_terminal_has_no_control_characters():
 def test_wilson_intervals():
     """Figures of Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
     for right, total, ends in ((81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605))):
-        assert report.wilson(right, total) == pytest.approx(ends, abs=5e-5)
-    assert report.wilson(0, 20) == (0, pytest.approx(0.1611, abs=5e-5))
-    assert report.wilson(29, 29) == (pytest.approx(0.8830, abs=5e-5), 1)
-    assert report.wilson(0, 0) == (0, 1)
-    assert report.accuracy_text(0.9, 90) == "90.00% (95% interval 82.1–94.6)"
-    assert report.accuracy_text(0.9, 10_000) == "90.00%"
+        assert artifacts.wilson(right, total) == pytest.approx(ends, abs=5e-5)
+    assert artifacts.wilson(0, 20) == (0, pytest.approx(0.1611, abs=5e-5))
+    assert artifacts.wilson(29, 29) == (pytest.approx(0.8830, abs=5e-5), 1)
+    assert artifacts.wilson(0, 0) == (0, 1)
+    assert artifacts.accuracy_text(0.9, 90) == "90.00% (95% interval 82.1–94.6)"
+    assert artifacts.accuracy_text(0.9, 10_000) == "90.00%"
