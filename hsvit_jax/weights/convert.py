@@ -132,7 +132,8 @@ def _completed(
     config = found.config if given is None else given.copy_and_resolve_references().unlock()
     if data:
         config.data.name = data
-    channels = c.image_channels
+    family, channels = models.FAMILIES[config.model.family], c.image_channels
+    config.model.variant = family.variant_of(config.model.to_dict(), c.image_size)
     config.data.update(image_size=c.image_size, channels=channels, num_classes=c.num_classes)
     for name, values in (("mean", mean), ("std", std)):
         values = values or config.data[name] or (getattr(published, name, (0.5,)))

@@ -106,9 +106,9 @@ def _described(
     """Returns the configuration that a description gives; None where it gives none."""
     own = description.get("config")
     if isinstance(own, dict):  # of a file that export wrote under the authors' names
-        config = config_lib.completed(own)
+        config = config_lib.completed(own).unlock()
         config_lib.validate(config)
-        return config.unlock()
+        return config
     try:
         record, given = torch.family_of(description), torch.constructor(description)
     except ValueError:
@@ -124,6 +124,7 @@ def _described(
     model, data = torch.sections(record, tensors, given, like and like.config)
     config = config_lib.base("cifar10", model).unlock()
     config.data.update(data)
+    config_lib.validate(config)
     return config
 
 

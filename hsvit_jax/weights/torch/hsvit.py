@@ -119,6 +119,8 @@ _PREFIX = "model.conv2d_submodule."
 
 def _backbone_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     if not field(given, "enable_conv_layer", True):
+        layer = {"conv_kernel_nums": given.get("conv_kernel_num"), "conv_kernel_sizes": 0}
+        given = {**layer, "pool_strides": 1, **given}
         return {**_settings(hsvit.FAMILY, tensors, given), "family": hsvit.FAMILY.name}
     described = given.get("backbone")
     if not isinstance(described, dict):
