@@ -10,7 +10,7 @@ from typing import Any
 
 from hsvit_jax import cli, get_config
 from hsvit_jax.commands import COMMANDS
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
 
 DOCS = Path(__file__).resolve().parent
@@ -80,9 +80,9 @@ def _families() -> list[str]:
 
 def _keys() -> list[str]:
     """The table of the keys outside `model`."""
-    strong, paper = (dict(keys.leaves(get_config(f"c2a2:{r}"))) for r in ("", "paper"))
+    strong, paper = (dict(schema.leaves(get_config(f"c2a2:{r}"))) for r in ("", "paper"))
     lines = ["| key | meaning | values | default |", "|---|---|---|---|"]
-    for name, key in keys.KEYS.items():
+    for name, key in schema.KEYS.items():
         default = _shown(strong[name])
         if _shown(paper[name]) != default:
             default += f" ({_shown(paper[name])})"
@@ -95,11 +95,11 @@ def _model_keys() -> list[str]:
     models = {name: {"dtype": "float32", **f.settings()} for name, f in FAMILIES.items()}
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
     # 'cvt.heads' and 'swin.heads' mean the same, and are one row.
-    rows = dict.fromkeys((name.rpartition(".")[2], key) for name, key in keys.MODEL_KEYS.items())
+    rows = dict.fromkeys((name.rpartition(".")[2], key) for name, key in schema.MODEL_KEYS.items())
     for leaf, key in rows:
         readers: dict[str, list[str]] = {}
         for family, model in models.items():
-            if leaf in model and keys.of(f"model.{leaf}", model) == key:
+            if leaf in model and schema.of(f"model.{leaf}", model) == key:
                 readers.setdefault(_shown(model[leaf]), []).append(family)
         if leaf == "family":
             defaults = "named by `--config`"
@@ -111,7 +111,7 @@ def _model_keys() -> list[str]:
     return lines
 
 
-def _values(key: keys.Key) -> str:
+def _values(key: schema.Key) -> str:
     """The values that fit a key, for a cell of a table."""
     one = dataclasses.replace(key, several=False).expected
     text = f"a tuple, each {one}" if key.several else one
@@ -120,7 +120,7 @@ def _values(key: keys.Key) -> str:
 
 def _shown(value: Any) -> str:
     """A value as the command line takes it, for a cell of a table."""
-    return f"`{keys.shown(value)}`" if value not in ("", ()) else "empty"
+    return f"`{schema.shown(value)}`" if value not in ("", ()) else "empty"
 
 
 #: Name of a table → its lines.

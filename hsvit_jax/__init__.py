@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hsvit_jax.data import from_arrays as from_arrays
     from hsvit_jax.data import from_csv as from_csv
     from hsvit_jax.data import from_examples as from_examples
+    from hsvit_jax.models import Family as Family
+    from hsvit_jax.models import register as register
     from hsvit_jax.run_report.fit import fit as fit
     from hsvit_jax.train import Callback as Callback
 
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Callback": ("train", "Callback"),
     "Classifier": ("classifier", "Classifier"),
+    "Family": ("models", "Family"),
     "build_model": ("classifier", "build_model"),
     "fit": ("run_report.fit", "fit"),
     "from_arrays": ("data", "from_arrays"),
@@ -43,6 +46,7 @@ _LAZY = {
     "from_examples": ("data", "from_examples"),
     "get_config": ("config", "get_config"),
     "load": ("classifier", "load"),
+    "register": ("models", "register"),
 }
 __all__ = sorted(_LAZY)
 

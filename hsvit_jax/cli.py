@@ -339,7 +339,9 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
         unread = named and alone and not command.reads_key(alone[0])
         if command.needs_config or (alone and not by_words and not unread):
             raise Misuse(f"{f'--config.{alone[0]}' if alone else name} needs --config=FILE")
-    elif not more and (named or not finds_run):
+    elif not (more or (finds_run and config_lib.is_registered(request.config))) and (
+        named or not finds_run
+    ):
         beside = f" beside {named}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in keys:

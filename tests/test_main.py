@@ -34,8 +34,9 @@ import hsvit_jax
 from hsvit_jax import checkpoint, classifier, cli, commands, main, run_report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES, costs
+from hsvit_jax.run_report import measures
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import loop, metrics
 
@@ -212,7 +213,7 @@ def test_the_names_are_listed(capfd):
     assert words.issuperset(variant for f in FAMILIES.values() for variant in f.variants)
     assert words.issuperset((*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES))
     assert {"folder=<path>", "c2a2-digits", "c2a2-cifar10"} <= words
-    assert {*config_lib.RECIPES} == {*keys.KEYS["recipe"].choices}
+    assert {*config_lib.RECIPES} == {*schema.KEYS["recipe"].choices}
     assert max(map(len, out.splitlines())) <= 100
 
 
@@ -493,7 +494,7 @@ def test_predict(capfd, run, tmp_path):
 def test_confusions_of_many_classes():
     confusion_KK = np.zeros((30, 30), int)
     confusion_KK[3, 4], confusion_KK[5, 5], confusion_KK[7, 0] = 2, 99, 9
-    text = evaluate.confusion_table(confusion_KK, tuple(f"k{i}" for i in range(30)))
+    text = measures.confusion_table(confusion_KK, tuple(f"k{i}" for i in range(30)))
     assert text.splitlines() == [
         "most frequent confusions:",
         "     9 × k7 taken for k0",

@@ -30,7 +30,7 @@ from support import small_runs
 import hsvit_jax
 from hsvit_jax import cli, commands, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import init_from
 
@@ -103,7 +103,7 @@ def table(_: Path) -> dict[str, Any]:
     for name, command in commands.COMMANDS.items():
         rows = [[getattr(row[0], "__name__", "path"), *map(str, row[1:])] for row in command.flags]
         found[name] = {"flags": rows, "config": command.config, "words": command.words}
-    for name, key in {**keys.KEYS, **keys.MODEL_KEYS}.items():
+    for name, key in {**schema.KEYS, **schema.MODEL_KEYS}.items():
         found[f"key {name}"] = [key.meaning, key.expected, str(key.initial)]
     found["exit codes"] = cli.__doc__
     return found

@@ -39,7 +39,7 @@ _WORDS_PER_OP = 3  # op, magnitude bin, sign
 class Augment:
     """Settings of the augmentation; immutable and hashable, so that jit can close over them.
 
-    The range of each one is checked where configurations are read, by `config.keys`.
+    The range of each one is checked where configurations are read, by `config.schema`.
 
     Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
     arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's, or

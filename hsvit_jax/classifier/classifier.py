@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.text import few
 
 
@@ -259,13 +259,12 @@ class Classifier:
     def _load_data(self, name: str) -> data.Dataset:
         """Loads a data set by its name, with images as the network sees them."""
         from hsvit_jax import train
+        from hsvit_jax.classifier import other_data
 
-        config = self.config.copy_and_resolve_references().unlock()
-        own, config.data.name = name == config.data.name, name
-        if own or self.trained_on(config):
-            return train.load_data(config)
-        config.data.fraction = 1.0  # the share was of the run's own
-        return train.load_data(config, test_only=name.startswith(("folder=", "csv=")))
+        other = self.config.copy_and_resolve_references().unlock()
+        other.data.name = name
+        config, own = other_data.configured(self, other)
+        return train.load_data(config, test_only=not own and name.startswith(("folder=", "csv=")))
 
     def trained_on(self, config: Any) -> bool:
         """Whether a configuration names the images of the training, by another path."""
@@ -349,7 +348,7 @@ def load(
       ValueError: there is no good checkpoint or file, another process has another one, or the
         devices do not fit the network.
     """
-    if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
+    if not (key := schema.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
     from hsvit_jax.runtime import coordination

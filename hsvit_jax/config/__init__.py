@@ -16,10 +16,11 @@ _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
     "resolution": "build_model eval_batch for_few_images per_channel refuse_unread resolve "
     "selection total_steps validate with_warmup",
-    "keys": "FIRST all_keys describe leaves",
+    "schema": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",
+    "variants": "is_registered",
     "stored": "completed default_workdir from_json names_run to_json",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

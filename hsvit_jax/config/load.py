@@ -1,8 +1,9 @@
 """Reads a configuration: `FILE:words` or `NAME:words`, with `KEY=VALUE` overrides.
 
-A configuration file is Python that defines `get_config(argument)`; it is run, so use only files you
-trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see
-`variants`) need no file and work wherever the package is.
+A configuration file is Python that defines `get_config(argument)` or registers one family of
+networks (`models.register`); it is run, so use only files you trust. The named networks (`c2a2`,
+`c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see `variants`) need no file and work
+wherever the package is.
 """
 
 import difflib
@@ -10,22 +11,26 @@ import errno
 import math
 import os
 import reprlib
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import keys, resolution, synonyms, variants, words
+from hsvit_jax.config import resolution, schema, synonyms, variants, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
-#: Networks that need no file.
-_NAMES = (*FAMILIES["hsvit"].variants, *variants.SIBLINGS)
+
+def _names() -> tuple[str, ...]:
+    """The networks that need no file."""
+    return (*FAMILIES["hsvit"].variants, *variants.siblings())
 
 
 def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
@@ -57,7 +62,7 @@ def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
     Called with an unknown name's, it raises ValueError.
     """
     name = variants.OF_FILE.get(name, name)
-    if name in variants.SIBLINGS:
+    if name in variants.siblings():
         return partial(variants.get_config, name)
     return lambda argument=None: words.base(argument, named_model(name))
 
@@ -67,12 +72,12 @@ def named_model(name: str) -> dict[str, Any]:
 
     Raises ValueError for an unknown name.
     """
-    if name in variants.SIBLINGS:
+    if name in variants.siblings():
         return FAMILIES[name].settings()
-    if name not in _NAMES:
+    if name not in (known := _names()):
         raise ValueError(
-            f"unknown network {name!r}.{words.hint(name, _NAMES)} Known: "
-            f"{few(_NAMES)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{words.hint(name, known)} Known: "
+            f"{few(known)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
         )
     return FAMILIES["hsvit"].settings(name)
 
@@ -88,22 +93,31 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
         why = getattr(error, "strerror", None) or error
         others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f" {path.parent}/ has {few(others)}." if others else ""
-        if variants.OF_FILE.get(path.stem, path.stem) in _NAMES:
+        if variants.OF_FILE.get(path.stem, path.stem) in _names():
             hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
         elif not path.exists():
             hint += words.hint(str(path), ())
         raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
-    module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
+    module = ModuleType(f"hsvit_config_{path.stem}")
+    module.__file__ = str(path)
+    before = dict(FAMILIES)
     try:
-        exec(compile(text, str(path), "exec"), module)
-        config = module["get_config"](argument)
+        sys.modules[module.__name__] = module  # where dataclasses look up their annotations
+        exec(compile(text, str(path), "exec"), vars(module))
+        registered = [name for name, family in FAMILIES.items() if before.get(name) is not family]
+        if not hasattr(module, "get_config") and len(registered) == 1:
+            return variants.get_config(registered[0], argument)
+        config = module.get_config(argument)
     except Exception as error:  # the file may raise anything
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         module_name = frame.f_globals.get("__name__", "")
         if isinstance(error, ValueError) and module_name.startswith("hsvit_jax."):
             raise
-        if isinstance(error, KeyError) and error.args == ("get_config",):
-            raise ValueError(f"the config file {path} defines no get_config(argument)") from None
+        if isinstance(error, AttributeError) and error.obj is module:
+            raise ValueError(
+                f"the config file {path} defines no get_config(argument), and registers no family "
+                "or several"
+            ) from None
         raise ValueError(
             f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
         ) from error
@@ -119,8 +133,8 @@ def _set_in_file(config: ml_collections.ConfigDict, argument: str | None) -> lis
     for word in map(str.strip, (argument or "").split(",")):
         if word in words.SWITCHES:
             words.apply_switch(plain, word)
-    usual = dict(keys.leaves(plain))
-    own = (key for key, value in keys.leaves(config) if value != usual[key])
+    usual = dict(schema.leaves(plain))
+    own = (key for key, value in schema.leaves(config) if value != usual[key])
     return [key for key in own if key != "by_hand" and not key.startswith("model.")]
 
 
@@ -138,12 +152,12 @@ def _check_keys(config: Any, path: Path) -> None:
             f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
             "hsvit_jax.config.base makes it"
         )
-    given = dict(keys.leaves(config))
+    given = dict(schema.leaves(config))
     family, variant = given.get("model.family", "hsvit"), given.get("model.variant", "")
     try:
         record = variants.family_of(family)
         model = record.settings(variant if variant in record.variants else "")
-        expected = [key for key, _ in keys.leaves(words.base(None, model))]
+        expected = [key for key, _ in schema.leaves(words.base(None, model))]
         for key in given:
             if key not in expected:
                 raise ValueError(_unknown(key, expected))
@@ -163,35 +177,37 @@ def override(
     """Applies overrides to a copy of a configuration.
 
     Args:
-      settings: 'KEY=VALUE' texts, parsed by `keys.Key.parse`; the last one of a key counts. Setting
-        only one of train.epochs and train.steps makes the other 0.
+      settings: 'KEY=VALUE' texts, parsed by `schema.Key.parse`; the last one of a key counts.
+        Setting only one of train.epochs and train.steps makes the other 0.
 
     Raises:
       ValueError: an unknown key, a value outside the key's range, or a key that only names a choice
         of --config.
     """
     config = config.copy_and_resolve_references()
-    known = dict(keys.leaves(config))
+    known = dict(schema.leaves(config))
     given = set()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if key not in known:
             raise ValueError(_unknown(key, list(known)))
         if not equals:
-            raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
-        if key in keys.LABELS or (key == "data.name" and not words.names_kind(text)):
+            raise ValueError(
+                f"{key} needs a value, as in --config.{key}={schema.shown(known[key])}"
+            )
+        if key in schema.LABELS or (key == "data.name" and not words.names_kind(text)):
             raise ValueError(
                 f"{key} follows from --config and cannot be set to {text!r} alone: name the "
                 f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
             )
         section, _, name = key.rpartition(".")
-        entry = keys.of(key, config.model)
+        entry = schema.of(key, config.model)
         try:
             value = entry.parse(text)
         except (ValueError, OverflowError):
             value = math.nan
         if not entry.fits(value):
-            before = keys.shown(known[key]) or "empty"
+            before = schema.shown(known[key]) or "empty"
             raise ValueError(
                 f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was {before})"
             )
@@ -212,7 +228,7 @@ def _unknown(key: str, known: list[str]) -> str:
         return f"{key} is a section; its keys are {few(section)}"
     leaf = key.rpartition(".")[2]
     near = synonyms.meant(key, [*known, "--workdir"])
-    if not near and (others := synonyms.meant(key, keys.all_keys())):
+    if not near and (others := synonyms.meant(key, schema.all_keys())):
         return f"unknown configuration key {key!r}: no {others[0]} in this network"
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:

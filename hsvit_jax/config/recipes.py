@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 
@@ -249,7 +249,7 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     if recipe == "fast" or data != "digits":
         found |= _MUON
     if recipe == "fast" or (data != "digits" and model["variant"] in record.variants):
-        found |= {"init.whiten": record.name == "hsvit"}  # which few networks of other sizes can
+        found |= {"init.whiten": record.network.whitens}  # which few networks of other sizes can
         found |= {"model.dropout": 0.0} if "dropout" in model else {}
     if recipe == "fast":
         found |= _FAST | _FAST_ON.get(data, {})
@@ -258,7 +258,7 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 def without_muon(model: Mapping[str, Any]) -> dict[str, Any]:
     """AdamW and what goes with it, in place of Muon in the strong recipe, by 'section.key'."""
-    return {key: keys.KEYS[key].initial for key in (*_MUON, "init.whiten")} | own_dropout(model)
+    return {key: schema.KEYS[key].initial for key in (*_MUON, "init.whiten")} | own_dropout(model)
 
 
 def own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,6 +271,8 @@ def own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
 def _published(recipe: str, record: Family, variant: str, data: str) -> dict[str, Any]:
     """The recipe of the family's paper, or DHVT's fine-tuning, which is for every family."""
     name = "finetune" if recipe == "finetune" else record.paper_recipe
+    if not name:
+        raise ValueError(f"{record.name} has no recipe of a paper: choose strong or fast")
     found = dict(_PAPER_ON.get((name, data.partition("/")[0])) or _PAPER[name])
     if name == "hsvit_cvt" and (variant, data) in _CVT_LOW_RATE:
         found |= _LOW_RATE
@@ -317,5 +319,6 @@ def small(
         "train.epochs": float(epochs),
         "train.eval_every": interval,
         "checkpoint.every": min(interval, 24),
-        "init.whiten": model.get("ablation") in ("none", "conv_only"),
+        "init.whiten": FAMILIES[model["family"]].network.whitens
+        and model.get("ablation") != "attention_only",
     }

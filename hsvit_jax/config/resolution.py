@@ -7,7 +7,8 @@ from typing import Any
 import ml_collections
 
 from hsvit_jax import models
-from hsvit_jax.config import keys, recipes, words
+from hsvit_jax.config import recipes, schema, words
+from hsvit_jax.models import FAMILIES
 
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
@@ -42,8 +43,8 @@ def for_few_images(
     With trained weights (`init.from`), and with an optimizer by hand that is not Muon, a recipe of
     Muon has AdamW's settings (`recipes.without_muon`).
     """
-    plain = dict(keys.leaves(words.plain(config.data.name, config.recipe, config.model)))
-    changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
+    plain = dict(schema.leaves(words.plain(config.data.name, config.recipe, config.model)))
+    changed = (key for key, value in schema.leaves(config) if plain.get(key, value) != value)
     by_hand = {*config.by_hand, *changed}
     if by_hand & {"train.epochs", "train.steps"}:
         by_hand |= {"train.epochs", "train.steps"}
@@ -188,7 +189,7 @@ def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[flo
 
 def validate(config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a value outside its key's range, and for values that contradict."""
-    keys.check(config)
+    schema.check(config)
     if config.eval.tta != "none" and config.init.cache:
         raise ValueError(
             "init.cache holds features of the images as they are, none of the others that "
@@ -200,7 +201,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "an epoch shows: set data.repeats=1 or another data.balance"
         )
     model = config.model
-    if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
+    whitens = FAMILIES[model.family].network.whitens
+    if config.init.whiten and not (whitens and model.get("ablation") != "attention_only"):
         raise ValueError(
             "init.whiten is a start of the convolution that an HSViT sees an image with; "
             f"{model.variant} ({model.family}) has none: set it to false"
@@ -257,10 +259,10 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
     Raises ValueError for more than can be counted.
     """
     total = config.train.steps or round(config.train.epochs * steps_per_epoch)
-    if total > keys.MOST_STEPS:
+    if total > schema.MOST_STEPS:
         raise ValueError(
             f"train.epochs={config.train.epochs:g} are {total:,} steps, and at most "
-            f"{keys.MOST_STEPS:,} can be counted: lower it"
+            f"{schema.MOST_STEPS:,} can be counted: lower it"
         )
     return total
 

@@ -10,8 +10,8 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys, words
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.config import schema, words
+from hsvit_jax.models import FAMILIES, UnknownFamily
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -96,12 +96,13 @@ def completed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Reads a configuration from the metadata of a checkpoint or file, and adds the keys that are
     newer, its network's too; their defaults are what was done before."""
     config = from_json(json.dumps(stored))
-    initial = {path: key.initial for path, key in keys.KEYS.items()}
+    initial = {path: key.initial for path, key in schema.KEYS.items()}
     sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model
-    if model.family in FAMILIES:
-        family = FAMILIES[model.family]
-        sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
+    if model.family not in FAMILIES:
+        raise UnknownFamily(model.family)
+    family = FAMILIES[model.family]
+    sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
     whole = ml_collections.ConfigDict(sections, type_safe=False)
     whole.update(config.to_dict())
     return ml_collections.ConfigDict(whole.to_dict()).lock()

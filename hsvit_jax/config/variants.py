@@ -10,15 +10,17 @@ from collections.abc import Mapping
 import ml_collections
 
 from hsvit_jax.config import words
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.models import FAMILIES, is_built_in
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few, nearest
 
-#: Families other than HSViT, whose variants are networks with names of their own.
-SIBLINGS: Mapping[str, Family] = {k: v for k, v in FAMILIES.items() if k != "hsvit"}
-
 #: Families whose file in configs/ has another name, by that name.
-OF_FILE: Mapping[str, str] = {v.config_file: k for k, v in SIBLINGS.items() if v.config_file}
+OF_FILE: Mapping[str, str] = {v.config_file: k for k, v in FAMILIES.items() if v.config_file}
+
+
+def siblings() -> Mapping[str, Family]:
+    """The families other than HSViT, whose variants are networks with names of their own."""
+    return {name: family for name, family in FAMILIES.items() if name != "hsvit"}
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:
@@ -37,6 +39,11 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     if data == "digits" and recipe != "paper":
         model |= record.digits(model)
     return words.base(rest, model)
+
+
+def is_registered(config: ml_collections.ConfigDict) -> bool:
+    """Whether the network is of a family that a file registered, without which nothing reads it."""
+    return not is_built_in(config.model.family)
 
 
 def family_of(name: str) -> Family:

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys, recipes, synonyms
+from hsvit_jax.config import recipes, schema, synonyms
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few, nearest
 
@@ -123,7 +123,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
 
 def plain(data: str, recipe: str, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The configuration of a data set, a recipe and a `model` section, before any switch."""
-    strong = {path: key.initial for path, key in keys.KEYS.items()}
+    strong = {path: key.initial for path, key in schema.KEYS.items()}
     config = ml_collections.ConfigDict(traverse_util.unflatten_dict(strong, sep="."))
     config.recipe, config.data.name = recipe, data
     family = model.get("family", "hsvit")

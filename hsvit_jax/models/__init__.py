@@ -15,12 +15,14 @@ from hsvit_jax.models.conv_transformers import (
     swiftformer,
 )
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 from hsvit_jax.text import few
+
+__all__ = ["FAMILIES", "VARIANTS", "Family", "Network", "Sizes", "build", "register"]
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
@@ -29,8 +31,42 @@ _MODULES = (
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )
 
-#: Family name → its record.
-FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+#: Family name → its record: those of this package, and those that `register` adds.
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+_BUILT_IN = frozenset(FAMILIES)
+
+
+def register(family: Family) -> Family:
+    """Adds a family of networks; one of the same name from outside the package is replaced.
+
+    Returns:
+        The family, so that a module may keep it.
+
+    Raises:
+        ValueError: the name is that of a family of this package.
+    """
+    if family.name in _BUILT_IN:
+        raise ValueError(
+            f"the family {family.name!r} is one of hsvit_jax: register yours by another name"
+        )
+    FAMILIES[family.name] = family
+    return family
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a family is this package's own rather than a registered one."""
+    return name in _BUILT_IN
+
+
+class UnknownFamily(ValueError):
+    """A family of networks that nothing has registered."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"unknown model.family {name!r}: add --config=FILE.py, the file that registers it, or "
+            f"import that file before hsvit_jax.load; known: {few(FAMILIES)}"
+        )
+
 
 #: Every named variant: (family, variant). Each has its exact parameter count in the tests.
 VARIANTS: tuple[tuple[str, str], ...] = tuple(
@@ -54,7 +90,7 @@ def build(
     """
     family, dtype = settings["family"], settings["dtype"]
     if family not in FAMILIES:
-        raise ValueError(f"unknown model.family {family!r}; known: {few(FAMILIES)}")
+        raise UnknownFamily(family)
     if dtype not in _DTYPES:
         raise ValueError(f"unknown model.dtype {dtype!r}; choose one of {sorted(_DTYPES)}")
     return FAMILIES[family].build(

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class Checked:
 @dataclass(frozen=True)
 class Sizes(Checked):
     """The sizes that every network's config has; a family adds its settings, with their defaults,
-    which have their meaning in `config.keys.MODEL_KEYS`.
+    which have their meaning in `config.schema.MODEL_KEYS`.
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).
@@ -100,47 +100,54 @@ def _nothing(settings: Settings) -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Family:
     """The record of one family, at the end of its module; everything by family derives from it.
+
+    A family needs a name, a config and a network; see `hsvit_jax.register`.
 
     Attributes:
       name: `model.family`.
       defaults: the settings of a `model` section that a variant leaves as they are; left out, those
         of `config`.
-      variants: named networks, as they differ from `defaults`.
-      default_variant: the one that is meant where none is named.
+      variants: named networks, as they differ from `defaults`; left out, one named 'default'.
+      default_variant: the one that is meant where none is named; left out, the first.
       config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
         config; its dataclass, where every setting is a field.
-      network: from a config and a dtype to the network.
+      network: the class of its networks.
       automatic: settings which, left empty, follow from the others and the image size.
       named_by: the settings that tell a variant; () for all.
       config_file: the stem of its file in configs/, where that is not `name`.
       native_size: pixels of a side of the images it was made for; 0 for any.
       native_sizes: the same by variant, where it is another.
       paper_recipe: the recipe of its paper, by its name in `config.recipes`.
-      tiny: changes of the settings for a smoke run of seconds.
+      tiny: changes of the settings for a smoke run of seconds; left out, the network's.
       digits: changes of the settings for images of 8×8 pixels, enlarged, by the strong recipe.
     """
 
     name: str
+    _: KW_ONLY
     defaults: Settings = field(default_factory=dict)
-    variants: Mapping[str, Settings]
-    default_variant: str
+    variants: Mapping[str, Settings] = field(default_factory=lambda: {"default": {}})
+    default_variant: str = ""
     config: Callable[..., Any]
-    network: Callable[..., Network]
+    network: type[Network]
     automatic: Mapping[str, Callable[[Settings, ImageSize], Any]] = field(default_factory=dict)
     named_by: tuple[str, ...] = ()
     config_file: str = ""
     native_size: int = 0
     native_sizes: Mapping[str, int] = field(default_factory=dict)
     paper_recipe: str = ""
-    tiny: Callable[[Settings], dict[str, Any]] = _nothing
+    tiny: Callable[[Settings], dict[str, Any]] | None = None
     digits: Callable[[Settings], dict[str, Any]] = _nothing
 
     def __post_init__(self) -> None:
         if not self.defaults:
             object.__setattr__(self, "defaults", defaults_of(self.config))
+        if self.tiny is None:
+            object.__setattr__(self, "tiny", self.network.tiny)
+        if not self.default_variant:
+            object.__setattr__(self, "default_variant", next(iter(self.variants)))
 
     def settings(self, variant: str = "") -> dict[str, Any]:
         """The whole `model` section of a variant but for `dtype`; of the default one if empty."""
@@ -191,4 +198,4 @@ class Family:
     ) -> Network:
         """The network of a `model` section, which computes in `dtype`; raises as `sizes`."""
         size = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
-        return self.network(self.sizes(settings, **size), dtype)
+        return self.network.of(self.sizes(settings, **size), dtype)

@@ -9,7 +9,7 @@ import abc
 import contextvars
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import gcd, isqrt
 from typing import Any
 
@@ -94,15 +94,23 @@ class Network(abc.ABC):
     Attributes:
         config: at least image_size (H, W), image_channels and num_classes.
         dtype: of the computation; parameters stay float32.
+        splits: what a device of the mesh's group axis computes its share of: attention 'groups',
+            'towers', or None.
         group_axis_limit: the size that the mesh's group axis must divide: attention groups, towers,
             or their common divisor with the kernels; 0 when nothing can be spread.
+        voters: attention groups that need nothing of each other but the vote, so that any of them
+            can be lost, computed alone or cut off; 0 for none.
+        whitens: whether `init.whiten` can start the first convolution.
         shapes: of the leaves of 'params' and of 'stats', by path.
         lost: numbers of the groups or towers that this network does without, see `without`.
         frozen: names of parts that run as in evaluation and get no gradient, see `with_frozen`.
         part_hook: receives (name, output) of each part; its result replaces the output.
     """
 
+    splits: str | None = None
     group_axis_limit: int = 0
+    voters: int = 0
+    whitens: bool = False
     frozen: frozenset[str] = frozenset()
     part_hook: Callable[[str, Any], Any] | None = None
 
@@ -119,6 +127,20 @@ class Network(abc.ABC):
             kind: _shapes({name: plain(module, of) for name, module in parts.items()})
             for kind, of in (("params", nnx.Param), ("stats", nnx.BatchStat))
         }
+
+    @classmethod
+    def of(cls, config: Any, dtype: jnp.dtype = jnp.float32) -> "Network":
+        """The network of a config; a family of several classes chooses one."""
+        return cls(config, dtype)
+
+    @staticmethod
+    def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes of the settings in a `model` section for a smoke run of seconds."""
+        return {}
+
+    def body(self, tree: dict) -> dict:
+        """The modules of a tree of `init` but the head, which may lie in a section."""
+        return tree
 
     @abc.abstractmethod
     def parts(self, key: Array) -> dict[str, nnx.Module]:
@@ -321,11 +343,10 @@ class Network(abc.ABC):
                     )
         if votes_G is None:
             return
-        groups = self.group_axis_limit and getattr(self.config, "groups", 0)
         known = not isinstance(votes_G, jax.core.Tracer)
-        if np.shape(votes_G) != (groups,) or (known and not np.asarray(votes_G).sum() > 0):
+        if np.shape(votes_G) != (self.voters,) or (known and not np.asarray(votes_G).sum() > 0):
             raise ValueError(
-                f"votes_G needs a weight for each of {groups} attention groups, not all 0; got "
+                f"votes_G needs a weight for each of {self.voters} voting groups, not all 0; got "
                 f"{votes_G if known else np.shape(votes_G)}"
             )
 

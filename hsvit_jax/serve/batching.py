@@ -7,11 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hsvit_jax.serve.admission import NoVotes
 from hsvit_jax.serve.votes import Ballot, Network, Part, Voters
-
-
-class NoVotes(Exception):
-    """None of the parts that were to vote has answered."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import uvicorn
 
 from hsvit_jax import classifier
 from hsvit_jax.runtime import signals
-from hsvit_jax.serve import LOOPBACK, app, batching, ray_parts, transport, votes
+from hsvit_jax.serve import LOOPBACK, admission, app, batching, ray_parts, transport, votes
 from hsvit_jax.text import note
 
 # Seconds, more than a load balancer's (nginx and AWS 60, Google 600): one that sends a request
@@ -22,7 +22,7 @@ _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 def serve(
     source: str,
     which: str,
-    limits: app.Limits,
+    limits: admission.Limits,
     *,
     host: str,
     port: int,
@@ -63,7 +63,7 @@ def serve(
         batcher = batching.Batcher(voters, network, sizes, wait)
         names = None if token else [*LOOPBACK, "[::1]"]
         settings = uvicorn.Config(
-            app.Server(batcher, limits, token, names).app,
+            app.Interface(batcher, limits, token, names).app,
             http=transport.Protocol,  # of h11, whatever else is installed: it bounds headers
             loop="asyncio",  # uvloop would read up to 8 MB of a connection at a time
             ws="none",

@@ -17,7 +17,6 @@ import numpy as np
 
 from hsvit_jax import augment
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.models.network import GroupShard
 from hsvit_jax.train import evaluate
 
@@ -95,10 +94,10 @@ class Network:
 
     def __init__(self, classifier: Classifier) -> None:
         self.classifier, model = classifier, classifier.model
-        groups = model.config.groups if isinstance(model, HSViT) else 0
+        groups = model.voters
         self.parts, scale = (Part("network", 1, 1.0),), 1.0
         if groups:
-            towers = isinstance(model, TowerHSViT)
+            towers = model.splits == "towers"
             cuts, _ = classifier.cut(model.config.towers if towers else groups)
             self.parts, scale = parts_of(cuts, "tower" if towers else "group")
         count = len(self.parts)

@@ -18,7 +18,7 @@ import ml_collections
 from hsvit_jax import artifacts, augment, checkpoint, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.runtime import coordination, memory, watchdog
 from hsvit_jax.text import printable
 from hsvit_jax.train import batches as batches_lib
@@ -97,10 +97,12 @@ def prepare(
             "train.batch or give more images"
         )
     if not model.group_axis_limit and config.mesh.group > 1:
+        groups = getattr(model.config, "groups", 0)
+        why = "the groups of it read each other" if groups else "it has no attention groups"
         raise ValueError(
-            f"mesh.group={config.mesh.group}, but {config.model.variant} ({config.model.family}) "
-            "has no attention groups to spread over devices: set mesh.group=1; mesh.data splits "
-            "the batch of every network"
+            f"mesh.group={config.mesh.group} cannot spread {config.model.variant} "
+            f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
+            "of every network"
         )
     mesh = mesh_lib.make(
         config.mesh.group,
@@ -142,7 +144,7 @@ def prepare(
 def _is_asked(config: ml_collections.ConfigDict, key: str, value: Any) -> bool:
     """Whether a key of `data` was set by hand: as text, or as an attribute, which leaves no other
     trace than a value that is not the default; an image's size may be a smoke run's."""
-    changed = key != "image_size" and value != keys.KEYS[f"data.{key}"].initial
+    changed = key != "image_size" and value != schema.KEYS[f"data.{key}"].initial
     return changed or f"data.{key}" in config.by_hand
 
 

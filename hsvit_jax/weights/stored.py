@@ -13,6 +13,7 @@ import numpy as np
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
+from hsvit_jax.models import UnknownFamily
 from hsvit_jax.text import few
 from hsvit_jax.weights import files, release, sources
 
@@ -79,6 +80,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             tree = dict(zip(("params", "stats"), averaged(state), strict=True))
             if wrong := checkpoint.misfits(tree, wanted):
                 raise ValueError(few(wrong, "; "))
+    except UnknownFamily as error:
+        raise ValueError(f"{where}: {error}") from error
     except files.FOREIGN as error:
         raise ValueError(
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "

@@ -18,7 +18,7 @@ FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 FILES |= {family: FILES.pop(name) for name, family in variants.OF_FILE.items()}
 
 NAMED = tuple(models.FAMILIES["hsvit"].variants)
-SIBLINGS = tuple(variants.SIBLINGS)
+SIBLINGS = tuple(variants.siblings())
 
 
 def count(config, **shape):
@@ -71,7 +71,7 @@ def test_a_family_s_docstring_claims_the_true_counts(family, slow, counted):
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_family_s_docstring_names_its_variants_and_default(family):
     text = FILES[family].read_text()
-    assert variants.SIBLINGS[family].default_variant in text
+    assert variants.siblings()[family].default_variant in text
     assert ("`model.batch_coupling=False`" in text) == (
         "batch_coupling" in models.FAMILIES[family].defaults
     )

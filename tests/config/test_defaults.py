@@ -10,7 +10,7 @@ import pytest
 import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
-from hsvit_jax.config import keys, words
+from hsvit_jax.config import schema, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import optim
 from hsvit_jax.weights import adapt
@@ -246,7 +246,7 @@ def test_json_is_the_whole_configuration(argument):
 @pytest.mark.parametrize("spec", ["c3a4:digits", "backbone:resnet50,paper", "cvt:13"])
 def test_a_stored_configuration_gets_the_keys_that_are_newer(spec):
     config = config_lib.get_config(spec)
-    for path, _ in keys.leaves(config.model):
+    for path, _ in schema.leaves(config.model):
         *section, name = path.split(".")
         if name not in ("family", "variant", "dtype", "backbone"):
             old = config.copy_and_resolve_references().unlock()
@@ -289,7 +289,7 @@ def test_every_key_is_read_somewhere():
     read = {(owner.rpartition(".")[2], key) for owner, key in _read()}
     read |= {("init", setting) for setting, *_ in adapt._SIZES.values()}
     unread = []
-    for key in keys.KEYS:
+    for key in schema.KEYS:
         section, _, name = key.rpartition(".")
         if not any((owner, name) in read for owner in owners.get(section, (section,))):
             unread.append(key)
@@ -297,7 +297,7 @@ def test_every_key_is_read_somewhere():
 
 
 def test_no_code_reads_a_key_that_is_not_there():
-    known = {*keys.KEYS, *(f"model.{name.rpartition('.')[2]}" for name in keys.MODEL_KEYS)}
+    known = {*schema.KEYS, *(f"model.{name.rpartition('.')[2]}" for name in schema.MODEL_KEYS)}
     sections = {key.partition(".")[0] for key in known if "." in key}
     read = {
         f"{section}.{key}"

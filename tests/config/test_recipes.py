@@ -9,7 +9,7 @@ from hsvit_jax.config import recipes, variants
 from hsvit_jax.models import costs
 from hsvit_jax.train import init_from, step
 
-FAMILIES = tuple(variants.SIBLINGS)
+FAMILIES = tuple(variants.siblings())
 
 
 def resolved(spec, *settings):

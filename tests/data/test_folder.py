@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.commands import predict
+from hsvit_jax.classifier import files
 from hsvit_jax.data import archives, cache, folder, images, listing
 from hsvit_jax.data.stream import stream_batches
 
@@ -146,7 +146,7 @@ def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
             with pytest.warns(match=r"left out, as they are .*: 3 \.txt, .*dog/a\.txt first"):
                 assert load(path).fingerprint == whole.fingerprint
     with pytest.warns(match=r": 3 \.txt, .* first"):
-        assert len(predict.image_files([str(root / "dog")])) == 31
+        assert len(files.listed([str(root / "dog")])) == 31
     (root / "dog/photo.part").write_bytes((root / "dog/odd0.JPG").read_bytes()[:100])
     with pytest.raises(ValueError, match=r"photo\.part: cannot be read"), pytest.warns():
         load(root)

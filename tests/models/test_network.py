@@ -64,9 +64,9 @@ def test_what_is_another_networks_is_refused():
     with pytest.raises(ValueError, match=r"stats of another network: .* is missing, where"):
         model.apply(params, {}, images)
     for wrong in (np.ones(1), 0 * votes_G):
-        with pytest.raises(ValueError, match=r"attention groups, not all 0; got \["):
+        with pytest.raises(ValueError, match=r"voting groups, not all 0; got \["):
             model.apply(params, stats, images, votes_G=wrong)
     vit = hsvit_jax.build_model("vit:tiny")
     trees = vit.init_shapes()
-    with pytest.raises(ValueError, match="each of 0 attention groups"):
+    with pytest.raises(ValueError, match="each of 0 voting groups"):
         vit.apply(*trees, np.zeros((1, 32, 32, 3)), votes_G=votes_G)

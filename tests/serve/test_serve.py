@@ -31,6 +31,7 @@ from uvicorn.protocols.http import h11_impl
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, views
 from hsvit_jax.serve import app, batching, ray_parts, server, transport, votes
+from hsvit_jax.serve.admission import Limits
 from hsvit_jax.train import evaluate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
@@ -44,13 +45,13 @@ def network(stored_weights):
 
 def client_of(network, *, batch=4, limits=None, **more):
     batcher = batching.Batcher(network, network, batching.sizes_up_to(batch), wait=0.001)
-    served = app.Server(batcher, limits or app.Limits(), **more)
+    served = app.Interface(batcher, limits or Limits(), **more)
     return TestClient(served.app, raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="module")
 def client(network):
-    with client_of(network, limits=app.Limits(request_bytes=5 << 20, files=6)) as client:
+    with client_of(network, limits=Limits(request_bytes=5 << 20, files=6)) as client:
         yield client
 
 
@@ -77,8 +78,6 @@ def test_lost_parts_do_not_vote(client, network):
     p_K = jax.nn.softmax(forward(c.params, c.stats, IMAGES[:1, ..., None]))[0]
     found = client.post("/explain", files=FILES[:1], data={"lost": ["1", "6"]}).json()
     assert found["votes"] == {"voted": 6, "of": 8}
-    metrics = client.get("/metrics").text
-    assert "hsvit_votes 6.0" in metrics and 'hsvit_part_answered{part="group 1"} 1.0' in metrics
     np.testing.assert_allclose([*probabilities(found).values()], np.sort(p_K)[:-6:-1], rtol=1e-4)
     assert [part["name"] for part in found["parts"]] == [f"group {g}" for g in range(8)]
     shown = c.explain(IMAGES[0])
@@ -121,9 +120,7 @@ def test_maps_lie_where_their_towers_look():
     classifier = types.SimpleNamespace(
         config=config, explain=lambda _: [views.Views(np.zeros(1), groups=seen)]
     )
-    network = types.SimpleNamespace(classifier=classifier)
-    served = app.Server(batching.Batcher(network, network, [1], 0), app.Limits())
-    first, *groups = (one["rows"] for one in served._maps(np.zeros((2, 4, 1), np.uint8)))
+    first, *groups = (one["rows"] for one in app.maps(classifier, np.zeros((2, 4, 1), np.uint8)))
     sums = np.repeat([[3, 7], [11, 15]], 2, 1)
     assert first == app._bytes(sums).tolist()
     assert groups[5] == [[0] * 4, [255, 255, 0, 0]]  # of tower 2
@@ -198,7 +195,7 @@ def test_requests_are_batched_and_bounded(network, monkeypatch):
     sizes, gate, under_way = [], threading.Event(), threading.Event()
     monkeypatch.setattr(votes.Network, "contributions", held(sizes, gate, under_way))
     gate.set()
-    with client_of(network, limits=app.Limits(queue=5, seconds=20)) as client:
+    with client_of(network, limits=Limits(queue=5, seconds=20)) as client:
         gate.clear()
         sizes.clear()
         under_way.clear()
@@ -247,7 +244,7 @@ def test_large_images_keep_nobody_waiting(network, monkeypatch):
 
     monkeypatch.setattr(app.data, "read_image", read_image)
     large = [("files", ("large", b"x" * app._SMALL_BYTES))] * 2
-    limits = app.Limits(seconds=6, memory_bytes=(2 * count + 1) * (app._SMALL_BYTES + 500))
+    limits = Limits(seconds=6, memory_bytes=(2 * count + 1) * (app._SMALL_BYTES + 500))
     with client_of(network, batch=1, limits=limits) as client:
         found = []
 
@@ -270,7 +267,7 @@ def test_large_images_keep_nobody_waiting(network, monkeypatch):
 
 
 def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
-    with client_of(network, batch=1, limits=app.Limits(seconds=0.2)) as client:
+    with client_of(network, batch=1, limits=Limits(seconds=0.2)) as client:
         ballot = network.contributions(IMAGES[:1, ..., None])
 
         async def late(self, images):
@@ -342,7 +339,7 @@ def port(network):
     """Of a server that is reached by sockets."""
     batcher = batching.Batcher(network, network, [1], wait=0.001)
     how = {"http": transport.Protocol, "loop": "asyncio", "log_level": "warning"}
-    running = uvicorn.Server(uvicorn.Config(app.Server(batcher, app.Limits()).app, **how))
+    running = uvicorn.Server(uvicorn.Config(app.Interface(batcher, Limits()).app, **how))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=running.run, args=([listener],))
         thread.start()

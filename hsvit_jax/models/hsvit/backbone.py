@@ -22,8 +22,7 @@ from flax import nnx
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
 from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
-from hsvit_jax.models.hsvit.groups import Groups
-from hsvit_jax.models.hsvit.hsvit import Head, HSViT
+from hsvit_jax.models.hsvit.hsvit import HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
 from hsvit_jax.models.hsvit.trunk import Projection
 from hsvit_jax.models.network import BoundModules, ForwardContext, GroupShard, Network
@@ -144,16 +143,18 @@ class BackboneHSViT(HSViT):
     """Parameters: {'backbone', 'trunk' (the projection), 'groups' (leading G axis), 'head'}."""
 
     config: BackboneHSViTConfig
+    trunk_module = Projection
+    whitens = False
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         backbone_key, trunk_key, groups_key, head_key = jax.random.split(key, 4)
         parts = {
             "backbone": self.config.backbone.features(backbone_key),
-            "trunk": Projection(self.config, trunk_key),
-            "head": Head(self.config, head_key),
+            "trunk": self.trunk_module(self.config, trunk_key),
+            "head": self.head_module(self.config, head_key),
         }
         if self.config.groups:
-            parts["groups"] = Groups(self.config, groups_key)
+            parts["groups"] = self.groups_module(self.config, groups_key)
         return parts
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:

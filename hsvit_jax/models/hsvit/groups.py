@@ -80,10 +80,15 @@ class Block(nnx.Module):
 
 
 class Groups(nnx.Module):
-    """The encoders of all attention groups; every parameter has a leading G axis."""
+    """The encoders of all attention groups; every parameter has a leading G axis.
+
+    Attributes:
+        count: groups of the network, also those of other devices.
+    """
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
+        self.count = c.groups
         self.cls = nnx.Param(layers.normal(cls_key, (c.groups, c.embed_dim)))
         self.position = nnx.Param(layers.normal(position_key, (c.groups, c.tokens, c.embed_dim)))
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
@@ -97,17 +102,26 @@ class Groups(nnx.Module):
             z_BGTD: image-level embeddings, T − 1 of each group.
             group_ids_G: numbers of these groups among the network's, which key their dropout.
         """
+        z_GBTD = self.embed(z_BGTD)
+        for i in range(len(self.blocks)):
+            z_GBTD = self.attend(i, z_GBTD, context, group_ids_G)
+        return z_GBTD[:, :, 0]
+
+    def embed(self, z_BGTD: Array) -> Array:
+        """Each group's tokens behind its CLS token, with positions: (G, B, T, D)."""
         batch, g, _, d = z_BGTD.shape
         cls_GD = varying.vary_like(self.cls[...], z_BGTD)
         # Narrowed last, as in `layers.prepend`.
         cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d)).astype(z_BGTD.dtype)
         z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
-        z_GBTD = layers.add_bias(z_GBTD, self.position[...][:, None])
-        for i, block in enumerate(self.blocks):
-            counters = None
-            if context.key_words is not None:
-                group, examples = group_ids_G, context.example_ids_B
-                counters = (*context.key_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
-                counters += (examples.reshape(1, -1, 1, 1, 1),)
-            z_GBTD = block(z_GBTD, counters, context, cls_only=i == len(self.blocks) - 1)
-        return z_GBTD[:, :, 0]
+        return layers.add_bias(z_GBTD, self.position[...][:, None])
+
+    def attend(self, i: int, z_GBTD: Array, context: ForwardContext, group_ids_G: Array) -> Array:
+        """Block i: (G, B, T, D) → (G, B, T, D), of the last block (G, B, 1, D), the CLS tokens."""
+        counters = None
+        if context.key_words is not None:
+            group, examples = group_ids_G, context.example_ids_B
+            counters = (*context.key_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
+            counters += (examples.reshape(1, -1, 1, 1, 1),)
+        last = i == len(self.blocks) - 1
+        return self.blocks[i](z_GBTD, counters, context, cls_only=last)

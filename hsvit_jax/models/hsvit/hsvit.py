@@ -129,20 +129,63 @@ def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> A
 class HSViT(Network):
     """One trunk, whose kernels all groups share (section 3.1), as in the authors' code.
 
+    A subclass may replace modules. Other groups are taken to read each other: they run on one
+    device, together, unless the subclass says otherwise.
+
     Parameters: {'trunk', 'groups' (each leaf with a leading G axis), 'head'}.
+
+    Attributes:
+        trunk_module, groups_module, head_module: classes of the modules, called with the config and
+            a key.
+        splits: 'groups' where a group reads others by `GroupShard` alone; see `Network`.
+        independent: whether a group reads nothing of another one.
     """
+
+    trunk_module: type[nnx.Module] = Trunk
+    groups_module: type[nnx.Module] = Groups
+    head_module: type[nnx.Module] = Head
+    splits = "groups"
+    independent = True
+    whitens = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "groups_module" in vars(cls):
+            for name, careful in (("splits", None), ("independent", False)):
+                if name not in vars(cls):
+                    setattr(cls, name, careful)
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
-        self.group_axis_limit = config.groups
-        if config.trunk == "sharded":
-            self.group_axis_limit = gcd(config.groups, *config.conv_channels)
+        if not config.groups:
+            self.splits = None
+        self.voters = config.groups if self.independent else 0
+        if self.splits:
+            self.group_axis_limit = config.groups
+            if config.trunk == "sharded":
+                self.group_axis_limit = gcd(config.groups, *config.conv_channels)
+
+    @classmethod
+    def of(cls, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> Network:
+        if getattr(config, "towers", 1) == 1:
+            return cls(config, dtype)
+        if cls is not HSViT:
+            raise ValueError(
+                f"model.towers={config.towers}, but {cls.__name__} has one trunk: set 1"
+            )
+        return TowerHSViT(config, dtype)
+
+    @staticmethod
+    def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Network.tiny`; there are as many convolution blocks as in `settings`."""
+        channels = (8,) * (len(settings["conv_channels"]) - 1) + (16,)
+        return {"conv_channels": channels, "groups": 4, "depth": 2, "embed_dim": 16, "heads": 2}
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        trunk_key, groups_key, head_key = jax.random.split(key, 3)
-        parts = {"trunk": Trunk(self.config, trunk_key), "head": Head(self.config, head_key)}
-        if self.config.groups:
-            parts["groups"] = Groups(self.config, groups_key)
+        c, (trunk_key, groups_key, head_key) = self.config, jax.random.split(key, 3)
+        parts = {"trunk": self.trunk_module(c, trunk_key), "head": self.head_module(c, head_key)}
+        if c.groups:
+            parts["groups"] = self.groups_module(c, groups_key)
         return parts
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
@@ -157,8 +200,8 @@ class HSViT(Network):
         return None
 
     def without(self, lost: Collection[int]) -> Network:
-        if not self.config.groups or self.config.trunk == "sharded":
-            raise ValueError("only a network with groups and a whole trunk can lose groups")
+        if not self.voters or self.config.trunk == "sharded":
+            raise ValueError("only independent groups behind a whole trunk can be lost")
         if self.config.votes == "learned":  # their normalisation needs the lost groups' weights
             raise ValueError("a network with model.votes='learned' cannot lose groups in training")
         return super().without(lost)
@@ -200,6 +243,11 @@ class HSViT(Network):
             z_BGTD = shard.slice(z_BGTD, 1)
         # z_k ← z_k + MHSA(LN(z_k)), of which the CLS tokens go on.
         if shard.ordered:
+            if not self.independent:
+                raise ValueError(
+                    "mesh.aggregate='ordered' computes each attention group by itself, and those "
+                    f"of {type(self).__name__} read each other: set 'psum'"
+                )
             return self._group_by_group(bound.params("groups"), z_BGTD, context, group_ids_G)
         return bound["groups"](z_BGTD, context, group_ids_G)
 
@@ -285,6 +333,8 @@ class TowerHSViT(HSViT):
     'head'}.
     """
 
+    splits = "towers"
+
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
         self.tower, self.group_axis_limit = HSViT(config.tower, dtype), config.towers
@@ -296,7 +346,10 @@ class TowerHSViT(HSViT):
             }
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        return {"head": Head(self.config, key)}
+        return {"head": self.head_module(self.config, key)}
+
+    def body(self, tree: dict) -> dict:
+        return tree["towers"]
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -391,25 +444,14 @@ def _config(
     return HSViTConfig(conv_kernels=conv_kernels, groups=groups, separable=separable, **settings)
 
 
-def _network(config: HSViTConfig, dtype: jnp.dtype) -> HSViT:
-    return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)
-
-
-def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run, with as many convolution blocks as its own."""
-    channels = (8,) * (len(settings["conv_channels"]) - 1) + (16,)
-    return {"conv_channels": channels, "groups": 4, "depth": 2, "embed_dim": 16, "heads": 2}
-
-
 FAMILY = Family(
     name="hsvit",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="c2a2",
     config=_config,
-    network=_network,
+    network=HSViT,
     automatic={"pool_strides": _strides},
     named_by=("conv_channels", "depth"),
     paper_recipe="hsvit",
-    tiny=_tiny,
 )

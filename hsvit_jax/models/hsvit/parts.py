@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
+from hsvit_jax.models.hsvit.hsvit import TowerHSViT
 from hsvit_jax.models.hsvit.sizes import divisors
 from hsvit_jax.models.network import ForwardContext, Network
 
@@ -100,10 +100,10 @@ def cut(
     Raises:
         ValueError: the network has no groups, or they do not split.
     """
-    groups = isinstance(network, HSViT) and network.config.groups
+    groups = network.voters
     if not groups:
         raise ValueError(
-            "only an HSViT with attention groups can be cut into parts: this network has none"
+            "only independent attention groups can be cut into parts: this network has none"
         )
     if network.config.trunk == "sharded":
         whole = dataclasses.replace(network.config, trunk="replicated")

@@ -30,7 +30,7 @@ class HSViTConfig(Sizes):
         conv_channels: kernels of each convolution block; the last block's are the tokens.
         conv_kernels: odd size of each block's first convolution and pool; a last 0 leaves
             convolution out.
-        pool_strides: of each block's pool; 1 for none.
+        pool_strides: of each block's pool, 1 for none; empty: the paper's for as many blocks.
         groups: attention groups, G; 0 leaves attention out.
         dropout: rate, of tokens and attention weights.
         trunk: 'replicated', or 'sharded': its kernels are spread over devices.
@@ -60,6 +60,8 @@ class HSViTConfig(Sizes):
 
     def __post_init__(self) -> None:
         check_tiles(self.image_size, self.tiles, self.towers)
+        if not self.pool_strides:
+            object.__setattr__(self, "pool_strides", _usual_strides(self))
         _check_sizes(self)
         _check_spread(self)
 
@@ -83,7 +85,7 @@ class HSViTConfig(Sizes):
     @property
     def convolution(self) -> bool:
         """False for the attention-only ablation."""
-        return self.conv_kernels[-1] != 0
+        return self.conv_kernels[-1:] != (0,)
 
     @property
     def map_size(self) -> tuple[int, int]:
@@ -185,6 +187,14 @@ def _check_spread(c: HSViTConfig) -> None:
 def divisors(n: int) -> str:
     """The first divisors of n, ascending: what an error message offers."""
     return few(d for d in range(1, n + 1) if n % d == 0)
+
+
+def _usual_strides(c: HSViTConfig) -> tuple[int, ...]:
+    """The pool strides of the named variant with as many blocks; () where there is none."""
+    variant = {len(row[32]): name for name, row in STRIDES.items()}.get(len(c.conv_channels))
+    if not c.convolution:
+        return (1,) * len(c.conv_channels)
+    return default_strides(variant, c.tile_size) if variant else ()
 
 
 def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...]:

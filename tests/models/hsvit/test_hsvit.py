@@ -334,7 +334,7 @@ def test_sizes_that_do_not_fit_say_so(changes, message):
 @pytest.mark.parametrize(
     ("changes", "size", "message"),
     [
-        ({"family": "vgg"}, 32, r"unknown model.family 'vgg'; known: hsvit, .* more"),
+        ({"family": "vgg"}, 32, r"unknown model.family 'vgg': .*known: hsvit, .* more"),
         ({"dtype": "float16"}, 32, "unknown model.dtype 'float16'"),
         ({"ablation": "both"}, 32, "unknown model.ablation 'both'"),
         ({"variant": "c9"}, 32, "unknown model.variant 'c9'"),

@@ -528,9 +528,28 @@ def of(path: str, model: Mapping[str, Any]) -> Key:
         entry = KEYS.get(path)
     else:
         entry = MODEL_KEYS.get(f"{family}.{name}") or MODEL_KEYS.get(name)
+        own = _registered(family)
+        if name in own and not (entry and entry.fits(own[name])):
+            entry = _of_default(own[name])
     if entry is None:
         raise ValueError(f"unknown configuration key {path!r}")
     return entry
+
+
+def _registered(family: str) -> Mapping[str, Any]:
+    """The settings of a family that a file registered; none of this package's own."""
+    from hsvit_jax import models
+
+    own = family in models.FAMILIES and not models.is_built_in(family)
+    return models.FAMILIES[family].defaults if own else {}
+
+
+def _of_default(value: Any) -> Key:
+    """The entry of a registered network's setting, by the type of its default."""
+    several = isinstance(value, tuple | list)
+    kind = type((*value, 0.0)[0] if several else value)
+    low = -(2**31) if kind is int else -math.inf
+    return Key("setting of the registered network", low, 2**31, kind, several=several)
 
 
 def check(config: ml_collections.ConfigDict) -> None:

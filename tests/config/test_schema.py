@@ -4,7 +4,7 @@ import pytest
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, models
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 
 
 def sections():
@@ -19,13 +19,13 @@ def test_every_key_of_every_family_has_an_entry_and_its_value_fits():
         for argument in ("cifar10", "digits,tiny", "cifar10,paper,bf16"):
             config = config_lib.base(argument, model)
             config_lib.validate(config)
-            used |= {id(keys.of(key, config.model)) for key, _ in config_lib.leaves(config)}
-    tables = (keys.KEYS, keys.MODEL_KEYS)
+            used |= {id(schema.of(key, config.model)) for key, _ in config_lib.leaves(config)}
+    tables = (schema.KEYS, schema.MODEL_KEYS)
     assert [name for table in tables for name, key in table.items() if id(key) not in used] == []
 
 
 def test_an_entry_says_what_it_means_and_takes():
-    for table in (keys.KEYS, keys.MODEL_KEYS):
+    for table in (schema.KEYS, schema.MODEL_KEYS):
         for name, key in table.items():
             assert key.meaning and not key.meaning.endswith("."), name
             numeric = key.kind in (int, float) and not key.choices
