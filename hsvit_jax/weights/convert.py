@@ -129,19 +129,19 @@ def _completed(
     if like is not None and found.config is not None:
         sizes = {n: getattr(c, n) for n in ("image_size", "image_channels", "num_classes")}
         grow.check(c, like.resized(**sizes).config)
-    config = found.config if given is None else given.copy_and_resolve_references().unlock()
-    if data:
-        config.data.name = data
+    config = found.config if given is None else given
     family, channels = models.FAMILIES[config.model.family], c.image_channels
-    config.model.variant = family.variant_of(config.model.to_dict(), c.image_size)
-    config.data.update(image_size=c.image_size, channels=channels, num_classes=c.num_classes)
-    for name, values in (("mean", mean), ("std", std)):
-        values = values or config.data[name] or (getattr(published, name, (0.5,)))
-        if len(values) not in (1, channels):
-            raise ValueError(f"--{name} takes 1 value or {channels}, one per channel; got {values}")
-        config.data[name] = config_lib.per_channel(name, tuple(values), channels)
+    values = {"data.image_size": c.image_size, "data.channels": channels}
+    values |= {"data.num_classes": c.num_classes, "data.name": data or config.data.name}
+    values["model.variant"] = family.variant_of(config.model.to_dict(), c.image_size)
+    for name, own in (("mean", mean), ("std", std)):
+        own = tuple(own or config.data[name] or getattr(published, name, (0.5,)))
+        if len(own) not in (1, channels):
+            raise ValueError(f"--{name} takes 1 value or {channels}, one per channel; got {own}")
+        values[f"data.{name}"] = config_lib.per_channel(name, own, channels)
+    config = config.filled(values)
     config_lib.validate(config)
-    return config.lock()
+    return config
 
 
 def _names(found: read.Weights, given: Sequence[str] | None) -> list[str]:

@@ -92,7 +92,8 @@ def read(
     params, stats, network, library = _load(tensors, family, network, fresh, wanted or family)
     if config is not None:
         c = network.config
-        config.data.update(channels=c.image_channels, num_classes=c.num_classes)
+        sizes = {"data.channels": c.image_channels, "data.num_classes": c.num_classes}
+        config = config.filled(sizes)
     source = f"{path.name}, named as in {library}"
     if isinstance(name := said.get("architecture"), str):
         source += f", published as {name}"
@@ -106,7 +107,7 @@ def _described(
     """Returns the configuration that a description gives; None where it gives none."""
     own = description.get("config")
     if isinstance(own, dict):  # of a file that export wrote under the authors' names
-        config = config_lib.completed(own).unlock()
+        config = config_lib.completed(own)
         config_lib.validate(config)
         return config
     try:
@@ -122,8 +123,8 @@ def _described(
     prefix = torch.table(record.name).prefix(tensors) or ""
     tensors = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
     model, data = torch.sections(record, tensors, given, like and like.config)
-    config = config_lib.base("cifar10", model).unlock()
-    config.data.update(data)
+    sizes = {f"data.{key}": value for key, value in data.items()}
+    config = config_lib.base("cifar10", model).filled(sizes)
     config_lib.validate(config)
     return config
 
