@@ -156,9 +156,13 @@ def test_heavy_libraries_wait_until_needed():
     assert not {module: names for module, names in heavy.items() if names}
 
 
-def test_one_module_imports_orbax():
-    users = [m for m, tree in trees().items() if any(n.startswith("orbax") for n in imports(tree))]
-    assert users == ["checkpoint.orbax_arrays"]
+def test_orbax_and_what_jax_does_not_publish_have_one_user_each():
+    names = {m: imports(tree) for m, tree in trees().items()}
+    users = [
+        [m for m in names if any(name.startswith(library) for name in names[m])]
+        for library in ("orbax", "jax._src", "jaxlib")
+    ]
+    assert users == [["checkpoint.orbax_arrays"], ["runtime.coordination"], []]
 
 
 def test_mesh_alone_names_axes_and_collectives():
