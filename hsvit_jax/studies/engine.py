@@ -124,8 +124,6 @@ def configure(
     Raises:
       ValueError: a configuration is wrong; systems or seeds are named twice; data differ.
     """
-    if any(x.startswith("seed=") for x in [*settings, *(t for s in systems for t in s.settings)]):
-        raise ValueError("--seeds names the seeds of all systems: leave the setting seed out")
     names = [system.name for system in systems]
     if len(set(names)) < len(names):
         raise ValueError(

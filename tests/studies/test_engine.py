@@ -149,7 +149,6 @@ def test_names_are_drawn_as_they_are(tmp_path):
         (["c2a2:digits"], [], [], "--seeds"),
         (["c2a2:digits"], [], ["x"], "seed"),
         (["c2a2:digits"], [], ["4294967296"], "4294967295"),
-        (["c2a2:digits", "c2a2:digits seed=3"], [], [0], "--seeds"),
         (["c2a2:digits", "c2a2:digits mesh.data=1"], [], [0], "one run's folder"),
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
