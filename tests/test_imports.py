@@ -23,7 +23,7 @@ FLOORS = (
     (2, "models", "ops"),
     (3, "config", "models"),
     (4, "planner", "artifacts config mesh models ops"),
-    (4, "weights", "checkpoint config models ops"),
+    (4, "weights", "artifacts checkpoint config models ops"),
     (5, "train", "artifacts augment checkpoint config data mesh models runtime weights"),
     (6, "classifier", "artifacts augment checkpoint config data mesh models runtime train weights"),
     (7, "cli", "artifacts config runtime"),
