@@ -88,9 +88,8 @@ class Network:
         groups = model.voters
         self.parts, scale = (Part("network", 1, 1.0),), 1.0
         if groups:
-            towers = model.splits == "towers"
-            cuts, _ = classifier.cut(model.config.towers if towers else groups)
-            self.parts, scale = parts_of(cuts, "tower" if towers else "group")
+            cuts, _ = classifier.cut(model.units)
+            self.parts, scale = parts_of(cuts, model.splits.removesuffix("s"))
         count = len(self.parts)
         config = classifier.config
         mean, std = tuple(config.data.mean), tuple(config.data.std)
