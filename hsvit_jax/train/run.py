@@ -81,7 +81,7 @@ def train(
     """
     metrics.check_loggers(config_lib.resolve(config).train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
-    several, verbose = jax.process_count() > 1, verbose and lead
+    several, verbose = coordination.count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
 
