@@ -28,7 +28,7 @@ TABLE = """
 2 | validate x                                          | validate, Did you mean eval?
 2 | --mode=train                                        | train needs --config=FILE
 2 | --mode=summary                                      | summary needs --config=FILE
-2 | --config.train.batch=5                              | --config.train.batch, --config=FILE
+2 | --config.train.batch=5                              | train needs --config=FILE
 2 | --config=                                           | --config names no file
 2 | --config                                            | --config names no file
 2 | --config=nope.py:digits                             | nope.py: No such file

@@ -34,6 +34,7 @@ def draw(sample: Callable[..., Array], key: Array, shape: Iterable[int], *args: 
 class GroupShard:
     """The part of a network on this device: here, all of it. A mesh supplies its own."""
 
+    size = 1  # devices that share the network
     ordered = False  # add in the order of the groups, each computed by itself
 
     def slice(self, x: Array, axis: int) -> Array:
@@ -434,9 +435,9 @@ class BoundModules:
             x = self[f"stage{i}"](x, context)
         return x
 
-    def params(self, name: str) -> dict:
-        """The parameters of one part."""
-        return self._params[name]
+    def trees(self, name: str) -> tuple[dict, dict]:
+        """The parameters and statistics of one part, as they were before the pass."""
+        return self._params[name], self._stats.get(name, {})
 
     def stats(self) -> dict:
         """The statistics after the pass; unused and frozen parts keep theirs."""

@@ -7,8 +7,7 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import ml_collections
@@ -123,17 +122,9 @@ def _thinned(part: data.Split) -> data.Split:
     return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
 
 
-def _bar(steps: Iterable, **options: Any) -> Iterable:
-    """The same steps, with a bar on a terminal."""
-    from tqdm import auto
-
-    return auto.tqdm(steps, leave=False, disable=None, **options)
-
-
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
     padded = evaluate.padded_batches(part, batch, 1)
-    seen = _bar(padded, desc="report: evaluating", total=-(-len(part) // batch))
-    found = [classifier.logits(images, batch)[valid] for images, _, valid in seen]
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in padded]
     logits_NK = np.concatenate(found).astype(np.float64)
     if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
         raise ValueError(
@@ -160,7 +151,7 @@ def _occlusion(
 
     places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
     falls, begun, at_once = [], time.monotonic(), max(1, batch // len(places))
-    for first in _bar(range(0, len(images_NHWC), at_once), desc="report: heat maps"):
+    for first in range(0, len(images_NHWC), at_once):
         spent = time.monotonic() - begun
         if first and spent * (1 + at_once / first) > _SECONDS:
             break

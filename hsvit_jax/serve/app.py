@@ -58,11 +58,8 @@ class Interface:
         self.admission = admission.Admission(limits, token)
         self._classifier = batcher.network.classifier
         self._metrics = own = prometheus.CollectorRegistry()
-        self._answered = prometheus.Counter(
-            "hsvit_requests", "Requests by status.", ["status"], registry=own
-        )
         self._seconds = prometheus.Histogram(
-            "hsvit_request_seconds", "Seconds of answered requests.", registry=own
+            "hsvit_request_seconds", "Seconds of requests by status.", ["status"], registry=own
         )
         self._images = prometheus.Counter("hsvit_images", "Images classified.", registry=own)
         waiting = prometheus.Gauge("hsvit_queue_images", "Images that wait.", registry=own)
@@ -101,13 +98,12 @@ class Interface:
                 async with self.admission.admitted(request):
                     response = await handler(request)
                 status = response.status_code
-                self._seconds.observe(time.perf_counter() - started)
                 return response
             except HTTPException as error:
                 status = error.status_code
                 raise
             finally:
-                self._answered.labels(status).inc()
+                self._seconds.labels(status).observe(time.perf_counter() - started)
 
         return guarded
 

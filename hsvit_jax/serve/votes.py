@@ -17,7 +17,6 @@ import numpy as np
 
 from hsvit_jax import augment
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.models.network import GroupShard
 from hsvit_jax.train import evaluate
 
 Array = jax.Array
@@ -61,14 +60,6 @@ class Voters(Protocol):
         """The parts' votes on uint8 images of the network's size."""
 
 
-class _Recorder(GroupShard):
-    """Keeps the terms of the sum over the groups, (G, B, D)."""
-
-    def sum(self, x_GBD: Array) -> Array:
-        self.terms_GBD = x_GBD
-        return super().sum(x_GBD)
-
-
 def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[tuple[Part, ...], float]:
     """The voters that `Classifier.cut` made, and the sum of their weights.
 
@@ -106,9 +97,9 @@ class Network:
 
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
             def of_view(view_BHWC: Array) -> Array:
-                shard = _Recorder()
-                logits_BK, _ = model.apply(params, stats, view_BHWC, shard=shard)
-                terms_GBD = shard.terms_GBD if groups else logits_BK[None]
+                if not groups:
+                    return model.apply(params, stats, view_BHWC)[0][None]
+                terms_GBD = model.terms(params, stats, view_BHWC)
                 shape = (count, -1, *terms_GBD.shape[1:])
                 return terms_GBD.reshape(shape).sum(1) / scale
 

@@ -17,7 +17,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, watchdog
 from hsvit_jax.train import batches as batches_lib
-from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
+from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
@@ -80,7 +80,7 @@ def train(
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     config = config_lib.resolve(config)  # keys may have been assigned
-    loggers.check(config.train.loggers)
+    metrics.check_loggers(config.train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:

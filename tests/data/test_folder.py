@@ -543,6 +543,10 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
         archive.writestr(link, "000.png")
     with pytest.warns(UserWarning, match=r"links to images in .*link\.zip .* cat/link\.png; pack"):
         assert sum(sizes(load(zipped))) == 20
+    for name, why in (("x" * 300, "name too long"), ("cat/0.png", "File exists")):
+        odd = [tarfile.TarInfo("cat/0.png"), tarfile.TarInfo(f"{name}/1.png")]
+        with pytest.raises(archives.BadArchive, match=why):
+            load(tar_with(tmp_path / "odd.tar", *odd))
     monkeypatch.setattr(archives, "_FLOOR_BYTES", 1000)
     monkeypatch.setattr(archives, "_MAX_RATIO", 2)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -275,7 +275,7 @@ def test_mistakes_are_told_once(tmp_path, job):
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, told=[2, 3])
     assert [code for code, _ in ends] == [1, 1], ends
     assert (
-        "process 1 was told of 3 processes, not recoverable, and process 0 of 2 processes"
+        "process 1 was started as one of 3 processes, not recoverable; process 0 as one of 2"
         in ends[1][1]
     )
 

@@ -27,8 +27,6 @@ from hsvit_jax.models.network import Network
 from hsvit_jax.ops.activations import activation
 from hsvit_jax.text import few
 
-#: The sections `model` (without the variant) and `data` of a configuration.
-Sections = tuple[dict[str, Any], dict[str, Any]]
 Tensors = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -271,8 +269,8 @@ class TorchWeights:
 
     Attributes:
       markers: every file has one of these keys, after an optional prefix.
-      settings: from the family's record, the tensors and the constructor's arguments to the
-        sections of a configuration; raises ValueError.
+      settings: from the family's record, the tensors and the constructor's arguments to the section
+        `model` of a configuration; raises ValueError. A `family` in it is that of a sibling.
       table: the names of its tensors, or a function to them from the network's config and the
         file's keys.
       ignored: a regular expression of keys that are no weights.
@@ -280,7 +278,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[[Family, Tensors, dict[str, Any]], Sections]
+    settings: Callable[[Family, Tensors, dict[str, Any]], dict[str, Any]]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
@@ -296,35 +294,23 @@ class TorchWeights:
                 )
 
     def entries(self, network: Network, keys: Collection[str] = ()) -> list[Entry]:
-        """Every tensor of the network in a file with these keys; raises as `tensor_table`."""
+        """Lists every tensor of the network in a file with these keys; raises as `tensor_table`."""
         table = self.table(network.config, keys) if callable(self.table) else self.table
         return tensor_table(network, table)
 
     def load(self, tensors: Tensors, network: Network) -> tuple[dict, dict]:
-        """The file's weights as the network's (params, stats); raises as `load_state_dict`."""
+        """Loads a file's weights as the network's (params, stats); raises as `load_state_dict`."""
         return load_state_dict(tensors, self.entries(network, tensors), self.ignored)
 
     def dump(self, params: dict, stats: dict, network: Network) -> Tensors:
-        """The network's arrays under the reference's names; raises as `tensor_table`."""
+        """Names the network's arrays as the reference does; raises as `tensor_table`."""
         return state_dict(params, stats, self.entries(network))
 
-    def recognises(self, tensors: Collection[str]) -> bool:
-        """Whether tensors of these names may be a file of the family."""
-        return any(f".{key}".endswith(f".{marker}") for key in tensors for marker in self.markers)
-
-    def unwrapped(self, tensors: Tensors) -> Tensors:
-        """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
-        for marker in self.markers:
-            if marker in tensors:
-                return tensors
-            prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
-            if len(prefixes) > 1:
-                raise ValueError(
-                    f"several networks in one file, under {prefixes}: save one of them"
-                )
-            if prefixes:
-                return {k.removeprefix(prefixes[0]): v for k, v in tensors.items()}
-        return tensors
+    def prefix(self, keys: Collection[str]) -> str | None:
+        """Returns what a wrapper (Lightning, DataParallel, compile) puts before every key of a file
+        of the family; None where it is no such file."""
+        found = (k.removesuffix(m) for m in self.markers for k in keys if f".{k}".endswith(f".{m}"))
+        return next(found, None)
 
 
 # --- Constructors and configurations -------------------------------------------------------------
@@ -346,20 +332,18 @@ def pair(size: Any) -> tuple[int, int]:
     return (sides[0], sides[-1])
 
 
-def known_sizes(
-    found: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, str]
-) -> dict[str, Any]:
-    """The constructor's arguments that are given, and where they are not, those found in shapes.
+def needed(given: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    """Returns the integer that one of these constructor arguments, which are synonyms, holds, or
+    all of a list; raises ValueError where none is given."""
+    name = next((name for name in names if given.get(name) is not None), None)
+    if name is None:
+        raise ValueError(f"its constructor lacks {names[0]}")
+    return ints(name, given[name])
 
-    needed: name → the option that says it, or ''. Raises ValueError for all that stays unknown.
-    """
-    known = {**found, **{name: value for name, value in given.items() if value is not None}}
-    missing = [name for name in needed if name not in known]
-    if missing:
-        named = [f"{name} (say {needed[name]})" if needed[name] else name for name in missing]
-        hint = "" if all(needed[name] for name in missing) else "; are weights missing?"
-        raise ValueError(f"the tensors' shapes do not tell {', '.join(named)}{hint}")
-    return known
+
+def whole(given: Mapping[str, Any], *names: str) -> int:
+    """Returns the one integer that `needed` finds."""
+    return needed(given, *names)[0]
 
 
 def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -422,33 +406,3 @@ def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
         known = " or ".join(repr(v) for v in allowed)
         raise ValueError(f"{name}={value!r} is not supported; expected {known}")
     return value
-
-
-def input_shape(tensors: Tensors) -> Shape:
-    """(B, C, H, W) of the images that lie in a file as `input`, or ()."""
-    images = tensors["input"].shape if "input" in tensors else ()
-    return images if len(images) == 4 else ()
-
-
-def data_section(
-    tensors: Tensors, given: Mapping[str, Any], first: str, last: str
-) -> dict[str, Any]:
-    """The `data` section of a file of `transformers` or timm: image size, channels and classes.
-
-    first, last: keys of the first convolution's and the classifier's weight. The image's size is
-    that of the file's `input`, or the `image_size` given, which timm calls `img_size`. Raises
-    ValueError where nothing tells.
-    """
-    if len(tensors[first].shape if first in tensors else ()) != 4:
-        raise ValueError(f"missing or misshapen {first}, which tells the image's channels")
-    if len(tensors[last].shape if last in tensors else ()) != 2:
-        raise ValueError(f"missing or misshapen {last}, which tells the classes")
-    said = given.get("image_size") or given.get("img_size")
-    size = input_shape(tensors)[2:] or said
-    if size is None:
-        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-    return {
-        "image_size": pair(size),
-        "channels": tensors[first].shape[1],
-        "num_classes": tensors[last].shape[0],
-    }

@@ -12,12 +12,10 @@ from hsvit_jax.models.conv_transformers.smt import SMTConfig
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
-    Sections,
     Table,
     Tensors,
     TorchWeights,
     act,
-    data_section,
     field,
     fields,
     only,
@@ -75,14 +73,14 @@ _CVT: Table = {
 }
 
 
-def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
     only(given, "stride_q", (1,) * stages)
     only(given, "qkv_projection_method", ("dw_bn",) * stages)
     model["drop_path_of"] = "tokens"
-    return model, data_section(tensors, given, _CVT_FIRST, "classifier.weight")
+    return model
 
 
 CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
@@ -92,7 +90,7 @@ CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
-def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
     names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
     names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
@@ -100,7 +98,7 @@ def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any])
     names |= {"attention_dropout": "attention_probs_dropout_prob"}
     model = read(given, names, family.defaults)
     model["activation"] = act(given, "hidden_act", "silu")
-    return model, data_section(tensors, given, _MOBILE_STEM, "classifier.weight")
+    return model
 
 
 def _inverted_residual(ours: str, theirs: str) -> Table:
@@ -140,7 +138,9 @@ def _layer_scale(given: dict[str, Any]) -> float:
     return scale
 
 
-def _swiftformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _swiftformer_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
     names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
@@ -149,7 +149,7 @@ def _swiftformer_settings(family: Family, tensors: Tensors, given: dict[str, Any
     downsamples = fields(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
     model |= {"downsamples": downsamples, "queries": "equal", "layer_scale": _layer_scale(given)}
     model["activation"] = act(given, "hidden_act", "gelu")
-    return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
+    return model
 
 
 def _places(c: StagedConfig) -> list[int]:
@@ -203,7 +203,9 @@ _EFFICIENT_STEM = "efficientformer.patch_embed"
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
 
 
-def _efficientformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _efficientformer_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
     names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
     names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
@@ -221,17 +223,15 @@ def _efficientformer_settings(family: Family, tensors: Tensors, given: dict[str,
     for name in ("dim", "hidden_size"):
         only({name: model["widths"][-1], **given}, name, model["widths"][-1])
     side = field(given, "resolution", 7)
-    sized = {"image_size": 32 * side, **given}
-    first = f"{_EFFICIENT_STEM}.convolution1.weight"
-    data = data_section(tensors, sized, first, "classifier.weight")
-    config = family.sizes(model, **data)
-    if config.attention_blocks and config.maps()[-1] != (side, side):
-        rows, columns = config.maps()[-1]
+    size = model["image_size"] = pair(given["image_size"] or 32 * side)
+    sizes = {"image_size": size, "channels": 3, "num_classes": 1}
+    last = family.sizes(model, **sizes).maps()[-1]
+    if model["attention_blocks"] and last != (side, side):
         raise ValueError(
             f"resolution={side} needs a last map of {side}×{side}; an image of "
-            f"{data['image_size'][0]}×{data['image_size'][1]} leaves {rows}×{columns}"
+            f"{size[0]}×{size[1]} leaves {last[0]}×{last[1]}"
         )
-    return model, data
+    return model
 
 
 def _efficientformer(c: StagedConfig, keys: Collection[str]) -> Table:
@@ -273,7 +273,9 @@ EFFICIENTFORMER = TorchWeights(
 _VIT_STEM = "patch_embed.conv1.conv.weight"
 
 
-def _efficientvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _efficientvit_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
@@ -286,11 +288,11 @@ def _efficientvit_settings(family: Family, tensors: Tensors, given: dict[str, An
     for name in ("key_dims", "windows", "downsamples"):  # the reference reads one for each stage
         model[name] = model[name][: len(model["widths"])]
     only(given, "global_pool", "avg")
-    data = data_section(tensors, given, _VIT_STEM, "head.linear.weight")
-    nominal = min(pair(given.get("img_size", data["image_size"])))
-    if nominal // 16 != min(data["image_size"]) // 16:
-        raise ValueError(f"img_size={nominal} does not fit an image of {data['image_size']}")
-    return model, data
+    size = pair(given["image_size"] or 224)
+    nominal = min(pair(given.get("img_size", size)))
+    if nominal // 16 != min(size) // 16:
+        raise ValueError(f"img_size={nominal} does not fit an image of {size}")
+    return model
 
 
 def _local_mix(ours: str, theirs: str, local: str, feed: str) -> Table:
@@ -331,7 +333,7 @@ EFFICIENTVIT = TorchWeights(
 _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
 
 
-def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
     names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
@@ -351,8 +353,7 @@ def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -
     model["fused"] = _FAST_FUSED in tensors
     only(given, "stem_use_scale_branch", True)
     only(given, "global_pool", "avg")
-    first = _FAST_FUSED if model["fused"] else _FAST_STEM
-    return model, data_section(tensors, given, first, "head.fc.weight")
+    return model
 
 
 def _fast_branches(ours: str, theirs: str) -> Table:
@@ -402,7 +403,7 @@ FASTVIT = TorchWeights(
 _SMT_STEM = "patch_embed1.conv.0.weight"
 
 
-def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
 
     Heads of a kind that a stage has not are written -1 there.
@@ -423,7 +424,7 @@ def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Se
     scaled = field(given, "use_layerscale", False)
     model["layer_scale"] = field(given, "layerscale_value", 1e-4) if scaled else 0.0
     only(given, "qk_scale", None)
-    return model, data_section(tensors, given, _SMT_STEM, "head.weight")
+    return model
 
 
 def _smt(c: SMTConfig, keys: Collection[str]) -> Table:

@@ -382,23 +382,10 @@ def test_losing_groups_one_after_the_other():
     ],
 )
 def test_a_constructor_that_does_not_fit_says_so(given, message):
-    model = small(image_size=(8, 8))
-    entries = torch_files.listing("hsvit", model)
-    tensors = {entry.key: np.zeros(entry.shape, np.float32) for entry in entries}
+    usual = {"conv_kernel_nums": 8, "conv_kernel_sizes": 3, "pool_strides": 2, "attn_num": 2}
+    usual |= {"attn_depth": 1, "attn_embed_dim": 8, "num_heads": 2, "image_size": 8}
     with pytest.raises(ValueError, match=message):
-        torch_files.settings(
-            "hsvit", tensors, {"image_size": 8, "pool_strides": [2, 2], "num_heads": 2, **given}
-        )
-
-
-def test_constructor_arguments_that_are_null_are_read_from_the_tensors():
-    model = small(image_size=(8, 8), pool_strides=(2, 2))
-    entries = torch_files.listing("hsvit", model)
-    tensors = {entry.key: np.zeros(entry.shape, np.float32) for entry in entries}
-    given = {"pool_strides": [2, 2], "conv_kernel_nums": None, "dropout": None, "num_heads": 2}
-    settings, data = torch_files.settings("hsvit", tensors, given)
-    assert settings["conv_channels"] == (5, 15) and data["image_size"] == (8, 8)
-    assert settings["dropout"] == 0.2
+        torch_files.settings("hsvit", {}, usual | given)
 
 
 @pytest.mark.parametrize(

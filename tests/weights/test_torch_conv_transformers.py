@@ -10,8 +10,8 @@ from support import convnet_files, hf_files, torch_files
 
 import hsvit_jax
 from hsvit_jax import main, models
-from hsvit_jax.commands import convert
 from hsvit_jax.weights import files, torch
+from hsvit_jax.weights.convert import convert
 
 #: Family → (shapes of the tensors that tell channels and classes, a constructor, an image).
 SMALL = {
@@ -69,7 +69,7 @@ def test_an_efficientvit_of_fewer_stages_than_the_usual_arguments_have(golden_di
     )
     given = description["constructor"] | {"key_dim": [4, 3, 16], "window_size": [3, 7, 7]}
     del given["down_ops"]
-    settings, data = torch.torch_settings(family, tensors, given)
+    settings, data = torch.sections(family, tensors, given)
     assert family.sizes(settings, **data) == network.config
 
 
@@ -78,10 +78,10 @@ def test_a_constructor_tells_the_image_size_of_a_file_without_images(name, golde
     tensors, network, *_, family, description = convnet_files.read(golden_dir / f"{name}.npz")
     given = description["constructor"]
     weights = {k: v for k, v in tensors.items() if k not in ("input", "logits", "logits_f64")}
-    settings, data = torch.torch_settings(family, weights, given)
+    settings, data = torch.sections(family, weights, given)
     assert family.sizes(settings, **data) == network.config
     assert data["image_size"] == (given["img_size"],) * 2
-    other = torch.torch_settings(family, weights, given | {"image_size": (64, 80)})[1]
+    other = torch.sections(family, weights, given | {"image_size": (64, 80)})[1]
     assert other["image_size"] == (64, 80)  # by option
 
 
@@ -98,7 +98,7 @@ def test_branches_are_folded_to_the_inference_form(golden_dir):
 def test_a_trained_network_is_fused_for_inference(golden_dir, tmp_path):
     """By the command and in Python, with the same logits."""
     run, out = tmp_path / "run", tmp_path / "fused.safetensors"
-    convert.convert_file(golden_dir / "timm-fastvit.npz", run)  # compares the logits
+    convert(golden_dir / "timm-fastvit.npz", run)  # compares the logits
     argv = ["main", "--mode=export", str(run), str(out), "--format=reference", "--fused"]
     assert main.main(argv) == 0
     tensors, _ = files.read(out)
@@ -289,5 +289,5 @@ def test_arguments_that_do_not_fit_are_told(name, changes, message, golden_dir):
         description = json.loads(tensors["config"].item())
         family, given = torch.family_of(description), description["constructor"]
     with pytest.raises(ValueError, match=message):
-        settings, data = torch.torch_settings(family, tensors, given | changes)
+        settings, data = torch.sections(family, tensors, given | changes)
         family.sizes(settings, **data)
