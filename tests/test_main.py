@@ -320,7 +320,7 @@ def test_digits_are_never_mirrored(capfd, run):
 
 
 def test_eval_of_what_is_not_there(capfd, run):
-    for which, said in (("9", "no step 9"), ("last", "'latest', 'best' or a step")):
+    for which, said in (("9", "no step 9"), ("last", "no step 'last'")):
         code, out, err = call(capfd, "eval", str(run), f"--which={which}")
         assert (code, out) == (1, "") and said in err
     assert hsvit_jax.load(run, which="2").step == 2
@@ -359,12 +359,12 @@ def test_other_data_are_not_cut_to_the_share_that_was_trained_on():
     network = types.SimpleNamespace(config=config_lib.get_config(*own, "eval.batch=4"))
     network.trained_on = lambda config: False
     other = config_lib.get_config("c2a2:folder=other", "data.dir=here")
-    config, known = other_data.configured(network, other, other.by_hand)
+    config, known = other_data.configured(network, other, other.user)
     assert not known and (config.data.fraction, config.data.val_fraction) == (1.0, 0.1)
     assert (config.data.name, config.data.dir, config.eval.batch) == ("folder=other", "here", 4)
     for given, batch in (([], 4), (["eval.batch=2"], 2)):
         same = config_lib.get_config("c2a2:folder=own", *given)
-        config, known = other_data.configured(network, same, same.by_hand)
+        config, known = other_data.configured(network, same, same.user)
         assert known and (config.data.fraction, config.data.val_fraction) == (0.1, 0.3)
         assert (config.data.dir, config.eval.batch) == ("there", batch)
 
