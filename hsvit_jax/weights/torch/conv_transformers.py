@@ -15,11 +15,8 @@ from hsvit_jax.weights.torch.base import (
     Table,
     Tensors,
     TorchWeights,
-    act,
     field,
-    fields,
     only,
-    pair,
     read,
 )
 
@@ -97,7 +94,7 @@ def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any])
     names |= {"dropout": "hidden_dropout_prob", "head_dropout": "classifier_dropout_prob"}
     names |= {"attention_dropout": "attention_probs_dropout_prob"}
     model = read(given, names, family.defaults)
-    model["activation"] = act(given, "hidden_act", "silu")
+    model["activation"] = field(given, "hidden_act", "silu")
     return model
 
 
@@ -132,10 +129,7 @@ def _layer_scale(given: dict[str, Any]) -> float:
     """The initial value of the branches' LayerScale, 0 for none."""
     if not field(given, "use_layer_scale", True):
         return 0.0
-    scale = field(given, "layer_scale_init_value", 1e-5)
-    if not scale:
-        raise ValueError("layer_scale_init_value=0 with use_layer_scale is not supported")
-    return scale
+    return field(given, "layer_scale_init_value", 1e-5)
 
 
 def _swiftformer_settings(
@@ -146,9 +140,9 @@ def _swiftformer_settings(
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
     names |= {"dropout": "drop_mlp_rate", "conv_drop_path": "drop_conv_encoder_rate"}
     model = read(given, names, family.defaults)
-    downsamples = fields(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
+    downsamples = field(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
     model |= {"downsamples": downsamples, "queries": "equal", "layer_scale": _layer_scale(given)}
-    model["activation"] = act(given, "hidden_act", "gelu")
+    model["activation"] = field(given, "hidden_act", "gelu")
     return model
 
 
@@ -214,24 +208,16 @@ def _efficientformer_settings(
     names |= {"down_padding": "downsample_pad", "pool_window": "pool_size"}
     names |= {"dropout": "hidden_dropout_prob", "eps": "layer_norm_eps"}
     model = read(given, names | {"norm_eps": "batch_norm_eps"}, family.defaults)
-    model |= {"activation": act(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
+    model |= {"activation": field(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
     stages = len(model["depths"])
-    model["downsamples"] = fields(given, "downsamples", (True,) * stages)[: stages - 1]
+    model["downsamples"] = field(given, "downsamples", (True,) * stages)[: stages - 1]
     # The reference's rate is that of the second block; ours is that of the last.
     rate = field(given, "drop_path_rate", 0.0)
     model["drop_path"] = rate * max(sum(model["depths"]) - 1, 1)
     for name in ("dim", "hidden_size"):
         only({name: model["widths"][-1], **given}, name, model["widths"][-1])
     side = field(given, "resolution", 7)
-    size = model["image_size"] = pair(given["image_size"] or 32 * side)
-    sizes = {"image_size": size, "channels": 3, "num_classes": 1}
-    last = family.sizes(model, **sizes).maps()[-1]
-    if model["attention_blocks"] and last != (side, side):
-        raise ValueError(
-            f"resolution={side} needs a last map of {side}×{side}; an image of "
-            f"{size[0]}×{size[1]} leaves {last[0]}×{last[1]}"
-        )
-    return model
+    return {**model, "image_size": given["image_size"] or 32 * side}
 
 
 def _efficientformer(c: StagedConfig, keys: Collection[str]) -> Table:
@@ -288,10 +274,6 @@ def _efficientvit_settings(
     for name in ("key_dims", "windows", "downsamples"):  # the reference reads one for each stage
         model[name] = model[name][: len(model["widths"])]
     only(given, "global_pool", "avg")
-    size = pair(given["image_size"] or 224)
-    nominal = min(pair(given.get("img_size", size)))
-    if nominal // 16 != min(size) // 16:
-        raise ValueError(f"img_size={nominal} does not fit an image of {size}")
     return model
 
 
@@ -347,7 +329,7 @@ def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -
     model["down_activation"] = "gelu" if field(given, "lkc_use_act", False) else "none"
     kernels = given.get("pos_embs") or (None,) * stages
     kernels = [0 if kernel is None else kernel for kernel in kernels]
-    model["position_kernels"] = fields({"pos_embs": kernels}, "pos_embs", (7,))
+    model["position_kernels"] = field({"pos_embs": kernels}, "pos_embs", (7,))
     # The reference reads as many entries as there are stages.
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
     model["fused"] = _FAST_FUSED in tensors
@@ -417,7 +399,7 @@ def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
     model = read(given, names | {"drop_path": "drop_path_rate"}, usual)
     for name in ("modulation_heads", "heads"):
         model[name] = tuple(max(heads, 0) for heads in model[name])
-    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))
+    kinds = field(given, "ca_attentions", (1, 1, 1, 0))
     model["modulated"] = tuple(kind == 1 for kind in kinds)
     stages = field(given, "num_stages", 4)
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}

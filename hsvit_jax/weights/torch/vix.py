@@ -19,14 +19,13 @@ from hsvit_jax.weights.torch.base import (
     Tensors,
     TorchWeights,
     field,
-    ints,
     kernel_shape,
     needed,
     only,
     pair,
     read,
+    several,
     timm_block,
-    whole,
 )
 
 #: Rotary tables, which are computed.
@@ -50,8 +49,8 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     """Returns the settings of the mixer whose tensors' names begin with `key`.
 
     Nystrom's landmarks (`num_landmarks` or `m`) are 64 where the constructor has none. What is
-    converted couples the batch as the reference does. Raises ValueError for heads that are missing
-    or do not fit, and for another number of iterations of the pseudo-inverse than ours.
+    converted couples the batch as the reference does. Raises ValueError for another number of
+    iterations of the pseudo-inverse than ours.
     """
     mixer: dict[str, Any] = {"dropout": field(given, "dropout", 0.0), "batch_coupling": True}
     mixer = {**DEFAULTS, **mixer}
@@ -59,9 +58,7 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     query, parts = next((row for row in queries if row[0] in tensors), ("", 0))
     if not query:
         return {**mixer, "mixer": "fnet"}
-    heads, inner = whole(given, "num_heads", "heads"), len(tensors[query]) // parts
-    if heads < 1 or inner % heads:
-        raise ValueError(f"heads={heads} do not divide the attention's {inner}")
+    heads, inner = needed(given, "num_heads", "heads"), len(tensors[query]) // parts
     if (features := tensors.get(f"{key}fast_attention.projection_matrix")) is not None:
         mixer |= {"mixer": "performer", "features": len(features)}
     elif (sequence := tensors.get(f"{key}proj_k")) is not None:
@@ -83,10 +80,8 @@ def _embedding(tensors: Tensors, given: Mapping[str, Any], key: str) -> dict[str
     """Returns the settings of the patches or the stem whose tensors' names begin with `key`."""
     widths = _conv_widths(tensors, key)
     if not widths:
-        sides = needed(given, "patch_size")
-        if len({*sides}) > 1:
-            raise ValueError(f"patch_size={given['patch_size']}: patches must be square")
-        return {"patch": sides[0], "stem_channels": (), "stem_strides": ()}
+        patch = several(needed(given, "patch_size"))[0]
+        return {"patch": patch, "stem_channels": (), "stem_strides": ()}
     return {"patch": 1, "stem_channels": widths[:-1], "stem_strides": _strides(given, len(widths))}
 
 
@@ -100,7 +95,7 @@ def _conv_widths(tensors: Tensors, key: str) -> tuple[int, ...]:
 def _strides(given: Mapping[str, Any], convs: int) -> tuple[int, ...]:
     """The strides of as many convolutions, 1 where the constructor has none."""
     names = ("pool_strides", "stem_strides", "stride")
-    strides = next((ints(name, given[name]) for name in names if given.get(name)), ())
+    strides = next((several(given[name]) for name in names if given.get(name)), ())
     return (*strides, *(1,) * convs)[:convs]
 
 
@@ -233,7 +228,7 @@ def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
     convs = count(tensors, "tokenizer.conv_layers.{}.0.")
     weights = [tensors[f"tokenizer.conv_layers.{i}.0.weight"] for i in range(convs)]
     kernel, d = weights[0].shape[2], len(weights[-1])
-    strides = needed(given, "pool_strides", "stride")
+    strides = several(needed(given, "pool_strides", "stride"))
     window = field(given, "pooling_kernel_size", 3)
     paddings = (field(given, "padding", kernel // 2), field(given, "pooling_padding", window // 2))
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
@@ -294,7 +289,7 @@ def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
         "mlp_dim": len(tensors["layers.0.2.layers.0.1.fn.net.0.weight"]),
     }
     if not given["image_size"]:
-        model["image_size"] = whole(given, "fmap") * model["stage_strides"][0]
+        model["image_size"] = needed(given, "fmap") * model["stage_strides"][0]
     return model
 
 
