@@ -88,9 +88,8 @@ class Network:
         self.classifier, model, config = classifier, classifier.model, classifier.config
         self.parts, head = (Part("network", 1, 1.0),), None
         if model.voters:
-            towers = model.splits == "towers"
-            cuts, head = classifier.cut(model.config.towers if towers else model.voters)
-            self.parts = parts_of(cuts, "tower" if towers else "group")
+            cuts, head = classifier.cut(model.units)
+            self.parts = parts_of(cuts, model.splits.removesuffix("s"))
         count, mean, std = len(self.parts), tuple(config.data.mean), tuple(config.data.std)
 
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
