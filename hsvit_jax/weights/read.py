@@ -14,7 +14,8 @@ import numpy as np
 
 from hsvit_jax import config as config_lib
 from hsvit_jax.models.network import Network
-from hsvit_jax.weights import files, layouts, sources, torch
+from hsvit_jax.weights import files, sources, torch
+from hsvit_jax.weights.torch import layouts
 from hsvit_jax.weights.torch.base import Misfits, Tensors, listed, pair
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -174,10 +175,9 @@ def _load(
     expected = shapes(network)
     layout, names, count = layouts.match(family, network.config, expected, tensors)
     if 2 * count < len(expected):
-        other = layouts.looks_like(tensors)
         raise ValueError(
-            f"these are the weights of another architecture{other and f' ({other})'}: of the "
-            f"{len(expected)} tensors that this {family} network needs, {count} are there"
+            f"these are the weights of another architecture: of the {len(expected)} tensors that "
+            f"this {family} network needs, {count} are there"
         )
     used = {name: key for key, name in names.items() if name in tensors}
     # Unused tensors keep their names, unless the network needs another tensor under that name.

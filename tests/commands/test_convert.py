@@ -233,7 +233,7 @@ def test_classes_get_names(tmp_path, capsys):
     assert network.class_names == tuple("abcdefg")
     assert main.main(["hsvit", "convert", source, str(tmp_path / "n")]) == 0
     data = SimpleNamespace(class_names=("b", "g"), name="photos")
-    with pytest.raises(ValueError, match="or convert the network with --class_names"):
+    with pytest.raises(ValueError, match="--class_names"):
         classifier.load(tmp_path / "n").relabelled(None, data)
     for given in ("a,b", "a,a,b,c,d,e,f"):
         assert main.main(["hsvit", "convert", source, "x", f"--class_names={given}"]) == 1
@@ -260,7 +260,7 @@ def named(names):
         (named([*"abcdefgh"]), "are 8 of 7 classes"),
         (named("abc"), "must be a list of texts; got 'abc'"),
         (named(["a", 1]), "must be a list of texts"),
-        (described(attn_num="2"), "attn_num must"),
+        (described(attn_num="2"), "model.groups must"),
         (described(num_heads=0), "model.heads must be"),
         (described(image_size=5), "do not fit this"),
         (described(conv_kernel_sizes=[4, 3]), "must be odd"),

@@ -253,14 +253,15 @@ def test_images_named_again_are_in_one_split(arrays, tmp_path):
     lines = [f"{i}.png,{'abc'[label]}" for i, label in enumerate(arrays[1])]
     for i, image in enumerate(arrays[0]):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
+    table = tmp_path / "table.csv"
     again = [f"./{line}" for line in lines[:30]] + [f"{tmp_path}/{line}" for line in lines[30:]]
-    (tmp_path / "table.csv").write_text("\n".join(["image,label", *lines, *again]))
-    found = hsvit_jax.from_csv(tmp_path / "table.csv", data_dir=str(tmp_path))
+    table.write_text("\n".join(["image,label", *lines, *again]))
+    found = hsvit_jax.from_csv(table, data_dir=str(tmp_path))
     images = [x.tobytes() for s in (found.train, found.val, found.test) for x in s.images]
     assert len(images) == len(set(images)) == 60
-    (tmp_path / "table.csv").write_text("\n".join(["image,label", *lines, "./0.png,b"]))
+    table.write_text("\n".join(["image,label", *lines, "./0.png,b"]))
     with pytest.warns(UserWarning, match=r"1 of 61 images are copies .*one in another class"):
-        hsvit_jax.from_csv(tmp_path / "table.csv", data_dir=str(tmp_path))
+        hsvit_jax.from_csv(table, data_dir=str(tmp_path))
 
 
 def test_bad_images_of_a_table_for_the_test(arrays, tmp_path):

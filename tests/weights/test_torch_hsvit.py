@@ -75,7 +75,6 @@ def test_named_networks_are_recognised():
         ({"attn_num": 7}, r"2048 channel tokens of the backbone cannot split into groups=7"),
         ({"attn_num": -1}, "sizes must be positive"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),
-        ({"dropout": "no"}, "dropout must be of type float; got 'no'"),
     ],
 )
 def test_fields_that_do_not_fit_say_so(changes, message):

@@ -28,13 +28,11 @@ def state(family, **changes):
 @pytest.mark.parametrize(
     ("family", "given", "message"),
     [
-        ("vix", {"heads": 5, "patch_size": 2}, "heads=5 do not divide the attention's 12"),
         ("vix", {"heads": 3, "pool": "max"}, "pool='max' is not supported; expected 'cls' or 'm"),
         ("vix", {"heads": 3}, "lacks patch_size"),
         ("levix", {"image_size": 4}, "lacks num_heads"),
         ("ccx", {"img_size": 8, "stride": 1}, "lacks num_heads"),
         ("ccx", {"img_size": 8, "num_heads": 2}, "lacks pool_strides"),
-        ("ccx", {"stride": 1, "num_heads": 2, "dropout": "0.1"}, "must be of type float"),
     ],
 )
 def test_what_a_constructor_lacks_is_told(family, given, message):

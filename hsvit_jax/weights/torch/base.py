@@ -24,10 +24,11 @@ import numpy as np
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Network
-from hsvit_jax.ops.activations import activation
 from hsvit_jax.text import few
 
 Tensors = Mapping[str, np.ndarray]
+#: Arguments of a constructor, or settings of ours.
+Given = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 _NOT_WEIGHTS = re.compile(
@@ -278,7 +279,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[[Family, Tensors, dict[str, Any]], dict[str, Any]]
+    settings: Callable[[Family, Tensors, Given], Given]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
@@ -314,92 +315,47 @@ class TorchWeights:
 
 
 # --- Constructors and configurations -------------------------------------------------------------
+# The configuration that is made of them is checked by `config.validate`.
 
 
-def ints(name: str, value: Any) -> tuple[int, ...]:
-    """A constructor argument that holds one or several integers; raises ValueError otherwise."""
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ValueError(f"constructor argument {name} must hold integers; got {value!r}")
-    return tuple(values)
+def several(value: Any) -> tuple:
+    """Returns the values of an argument that holds one or a list of them."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Rows and columns from one side or two; raises ValueError otherwise."""
-    sides = ints("image_size", size)
-    if len(sides) > 2:
-        raise ValueError(f"image_size needs one side or rows and columns; got {size!r}")
-    return (sides[0], sides[-1])
+    """Returns rows and columns from one side or two."""
+    rows, *columns = several(size)
+    (column,) = columns or [rows]
+    return rows, column
 
 
-def needed(given: Mapping[str, Any], *names: str) -> tuple[int, ...]:
-    """Returns the integer that one of these constructor arguments, which are synonyms, holds, or
-    all of a list; raises ValueError where none is given."""
-    name = next((name for name in names if given.get(name) is not None), None)
-    if name is None:
-        raise ValueError(f"its constructor lacks {names[0]}")
-    return ints(name, given[name])
-
-
-def whole(given: Mapping[str, Any], *names: str) -> int:
-    """Returns the one integer that `needed` finds."""
-    return needed(given, *names)[0]
-
-
-def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field of the default's type, the default where it is left out; an int may be a float.
-
-    Raises ValueError for a value of another type, and a float that is not finite.
-    """
-    value = given.get(name)
+def needed(given: Given, *names: str) -> Any:
+    """Returns the first of these arguments, which are synonyms; raises ValueError without any."""
+    value = next((given[name] for name in names if given.get(name) is not None), None)
     if value is None:
-        return default
-    kind = type(default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not fits or (kind is float and not math.isfinite(value)):
-        raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}")
+        raise ValueError(f"its constructor lacks {names[0]}")
     return value
 
 
-def fields(given: Mapping[str, Any], name: str, default: Collection[Any]) -> tuple:
-    """A field that holds a list, each entry as `field` reads it.
-
-    Raises ValueError for anything else, and for an empty list where the default has entries.
-    """
-    values, like = given.get(name), next(iter(default), 0)
-    if values is None:
-        return tuple(default)
-    if not isinstance(values, list | tuple) or (default and not values):
-        raise ValueError(f"{name} must be a list of {type(like).__name__}; got {values!r}")
-    return tuple(field({name: value}, name, like) for value in values)
+def field(given: Given, name: str, default: Any) -> Any:
+    """Returns an argument, the default where it is left out; an integer may stand for a float."""
+    value = given.get(name)
+    if value is None:
+        return default
+    if isinstance(default, tuple):
+        return tuple(field({name: x}, name, default[0] if default else None) for x in value)
+    return float(value) if isinstance(default, float) and type(value) is int else value
 
 
-def read(
-    given: Mapping[str, Any], names: Mapping[str, str], usual: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings of ours by their names in `given`, each as `field` or `fields` reads it; `usual` has
-    those of ours where they are left out."""
-    return {
-        ours: (fields if isinstance(usual[ours], tuple) else field)(given, theirs, usual[ours])
-        for ours, theirs in names.items()
-    }
+def read(given: Given, names: Mapping[str, str], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of ours by their names in `given`, or as in `usual`, where left out."""
+    return {ours: field(given, theirs, usual[ours]) for ours, theirs in names.items()}
 
 
-def act(given: Mapping[str, Any], name: str, default: str) -> str:
-    """Our name of an activation; raises ValueError for one that we have not."""
-    word = field(given, name, default)
-    try:
-        activation(word)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return word
-
-
-def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
-    """A field's value, the first of `allowed` where it is left out; raises ValueError for others,
-    which we have no network for."""
+def only(given: Given, name: str, *allowed: Any) -> Any:
+    """Returns an argument, the first of `allowed` where it is left out; raises ValueError for
+    others, which we have no network for."""
     value = given.get(name)
     value = allowed[0] if value is None else tuple(value) if isinstance(value, list) else value
     if value not in allowed:

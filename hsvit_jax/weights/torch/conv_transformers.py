@@ -6,20 +6,17 @@ EfficientViT and FastViT timm's, those of SMT its authors'.
 
 from collections.abc import Collection
 from itertools import accumulate
-from typing import Any
 
 from hsvit_jax.models.conv_transformers.smt import SMTConfig
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Table,
     Tensors,
     TorchWeights,
-    act,
     field,
-    fields,
     only,
-    pair,
     read,
 )
 
@@ -73,7 +70,7 @@ _CVT: Table = {
 }
 
 
-def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _cvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
@@ -90,14 +87,14 @@ CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
-def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _mobilevit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
     names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
     names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
     names |= {"dropout": "hidden_dropout_prob", "head_dropout": "classifier_dropout_prob"}
     names |= {"attention_dropout": "attention_probs_dropout_prob"}
     model = read(given, names, family.defaults)
-    model["activation"] = act(given, "hidden_act", "silu")
+    model["activation"] = field(given, "hidden_act", "silu")
     return model
 
 
@@ -128,27 +125,22 @@ MOBILEVIT = TorchWeights((_MOBILE_STEM,), _mobilevit_settings, _MOBILEVIT)
 _SWIFT_STEM = "swiftformer.patch_embed.patch_embedding"
 
 
-def _layer_scale(given: dict[str, Any]) -> float:
+def _layer_scale(given: Given) -> float:
     """The initial value of the branches' LayerScale, 0 for none."""
     if not field(given, "use_layer_scale", True):
         return 0.0
-    scale = field(given, "layer_scale_init_value", 1e-5)
-    if not scale:
-        raise ValueError("layer_scale_init_value=0 with use_layer_scale is not supported")
-    return scale
+    return field(given, "layer_scale_init_value", 1e-5)
 
 
-def _swiftformer_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _swiftformer_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
     names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
     names |= {"dropout": "drop_mlp_rate", "conv_drop_path": "drop_conv_encoder_rate"}
     model = read(given, names, family.defaults)
-    downsamples = fields(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
+    downsamples = field(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
     model |= {"downsamples": downsamples, "queries": "equal", "layer_scale": _layer_scale(given)}
-    model["activation"] = act(given, "hidden_act", "gelu")
+    model["activation"] = field(given, "hidden_act", "gelu")
     return model
 
 
@@ -203,9 +195,7 @@ _EFFICIENT_STEM = "efficientformer.patch_embed"
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
 
 
-def _efficientformer_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _efficientformer_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
     names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
     names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
@@ -214,24 +204,16 @@ def _efficientformer_settings(
     names |= {"down_padding": "downsample_pad", "pool_window": "pool_size"}
     names |= {"dropout": "hidden_dropout_prob", "eps": "layer_norm_eps"}
     model = read(given, names | {"norm_eps": "batch_norm_eps"}, family.defaults)
-    model |= {"activation": act(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
+    model |= {"activation": field(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
     stages = len(model["depths"])
-    model["downsamples"] = fields(given, "downsamples", (True,) * stages)[: stages - 1]
+    model["downsamples"] = field(given, "downsamples", (True,) * stages)[: stages - 1]
     # The reference's rate is that of the second block; ours is that of the last.
     rate = field(given, "drop_path_rate", 0.0)
     model["drop_path"] = rate * max(sum(model["depths"]) - 1, 1)
     for name in ("dim", "hidden_size"):
         only({name: model["widths"][-1], **given}, name, model["widths"][-1])
     side = field(given, "resolution", 7)
-    size = model["image_size"] = pair(given["image_size"] or 32 * side)
-    sizes = {"image_size": size, "channels": 3, "num_classes": 1}
-    last = family.sizes(model, **sizes).maps()[-1]
-    if model["attention_blocks"] and last != (side, side):
-        raise ValueError(
-            f"resolution={side} needs a last map of {side}×{side}; an image of "
-            f"{size[0]}×{size[1]} leaves {last[0]}×{last[1]}"
-        )
-    return model
+    return {**model, "image_size": given["image_size"] or 32 * side}
 
 
 def _efficientformer(c: StagedConfig, keys: Collection[str]) -> Table:
@@ -273,9 +255,7 @@ EFFICIENTFORMER = TorchWeights(
 _VIT_STEM = "patch_embed.conv1.conv.weight"
 
 
-def _efficientvit_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _efficientvit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
@@ -288,10 +268,6 @@ def _efficientvit_settings(
     for name in ("key_dims", "windows", "downsamples"):  # the reference reads one for each stage
         model[name] = model[name][: len(model["widths"])]
     only(given, "global_pool", "avg")
-    size = pair(given["image_size"] or 224)
-    nominal = min(pair(given.get("img_size", size)))
-    if nominal // 16 != min(size) // 16:
-        raise ValueError(f"img_size={nominal} does not fit an image of {size}")
     return model
 
 
@@ -333,7 +309,7 @@ EFFICIENTVIT = TorchWeights(
 _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
 
 
-def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _fastvit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
     names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
@@ -347,7 +323,7 @@ def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -
     model["down_activation"] = "gelu" if field(given, "lkc_use_act", False) else "none"
     kernels = given.get("pos_embs") or (None,) * stages
     kernels = [0 if kernel is None else kernel for kernel in kernels]
-    model["position_kernels"] = fields({"pos_embs": kernels}, "pos_embs", (7,))
+    model["position_kernels"] = field({"pos_embs": kernels}, "pos_embs", (7,))
     # The reference reads as many entries as there are stages.
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
     model["fused"] = _FAST_FUSED in tensors
@@ -403,7 +379,7 @@ FASTVIT = TorchWeights(
 _SMT_STEM = "patch_embed1.conv.0.weight"
 
 
-def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _smt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
 
     Heads of a kind that a stage has not are written -1 there.
@@ -417,7 +393,7 @@ def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
     model = read(given, names | {"drop_path": "drop_path_rate"}, usual)
     for name in ("modulation_heads", "heads"):
         model[name] = tuple(max(heads, 0) for heads in model[name])
-    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))
+    kinds = field(given, "ca_attentions", (1, 1, 1, 0))
     model["modulated"] = tuple(kind == 1 for kind in kinds)
     stages = field(given, "num_stages", 4)
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}

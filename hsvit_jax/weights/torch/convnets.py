@@ -7,29 +7,25 @@ plain fields, of which only those that change the network are read.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
 from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
 from hsvit_jax.models.convnets.resnet import ResNetConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Table,
     Tensors,
     TorchWeights,
-    act,
     field,
-    fields,
+    needed,
     only,
     read,
-    whole,
 )
-
-Given = Mapping[str, Any]
 
 
 def _activation(given: Given, default: str) -> str:
     """`hidden_act`, by our name."""
-    word = act(given, "hidden_act", default)
+    word = field(given, "hidden_act", default)
     return {"swish": "silu", "gelu_python": "gelu"}.get(word, word)
 
 
@@ -75,13 +71,13 @@ _RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"
 _RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
 
 
-def _resnext_settings(family: Family, tensors: Tensors, given: Given) -> dict[str, Any]:
+def _resnext_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     for name, usual in _RESNEXT_USUAL.items():
         only(given, name, usual)
     names = {"depths": "layers", "groups": "cardinality", "base_width": "base_width"}
     model = read(given, names, {**family.defaults, "groups": 1, "base_width": 64})
-    planes = fields(given, "channels", (64, 128, 256, 512))
-    stem = 64 if given.get("stem_width") is None else whole(given, "stem_width")
+    planes = field(given, "channels", (64, 128, 256, 512))
+    stem = 64 if given.get("stem_width") is None else needed(given, "stem_width")
     return {**model, "stem_channels": stem, "channels": tuple(4 * n for n in planes)}
 
 
@@ -102,7 +98,6 @@ RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
 
 
 def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
-    """Raises ValueError for a width of the last convolution that the network does not have."""
     names = {key: key for key in ("in_channels", "out_channels", "strides")}
     names |= {
         "width": "width_coefficient",
@@ -122,9 +117,6 @@ def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
         "bn_momentum": round(1 - field(given, "batch_norm_momentum", 0.99), 12),
         "expand_bn_momentum": 0.9,
     }
-    top = rounded(1280 * model["width"], model["divisor"])
-    if field(given, "hidden_dim", top) != top:
-        raise ValueError(f"hidden_dim={given['hidden_dim']}, but the last convolution has {top}")
     return model
 
 

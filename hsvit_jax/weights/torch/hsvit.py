@@ -15,6 +15,7 @@ from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.models.hsvit.backbone import BACKBONES, BackboneHSViTConfig
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
@@ -25,7 +26,7 @@ from hsvit_jax.weights.torch.base import (
     kernel_shape,
     needed,
     read,
-    whole,
+    several,
 )
 from hsvit_jax.weights.torch.convnets import EXTRACTORS
 
@@ -74,11 +75,10 @@ def _attention(c: HSViTConfig | BackboneHSViTConfig) -> Table:
 # --- HSViT ---------------------------------------------------------------------------------------
 
 
-def _settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
-    groups = whole(given, "attn_num")
-    channels, kernels, strides = (
-        needed(given, name) for name in ("conv_kernel_nums", "conv_kernel_sizes", "pool_strides")
-    )
+def _settings(family: Family, tensors: Tensors, given: Given) -> Given:
+    groups = needed(given, "attn_num")
+    names = ("conv_kernel_nums", "conv_kernel_sizes", "pool_strides")
+    channels, kernels, strides = (several(needed(given, name)) for name in names)
     if not groups and not kernels[-1]:
         raise ValueError("attn_num 0 and a last conv_kernel_size of 0 leave no network: not both")
     if len({len(channels), len(kernels), len(strides)}) > 1:
@@ -93,9 +93,9 @@ def _settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[s
         "conv_kernels": kernels,
         "pool_strides": strides,
         "groups": groups,
-        "depth": whole(given, "attn_depth"),
-        "embed_dim": whole(given, "attn_embed_dim"),
-        "heads": whole(given, "num_heads"),
+        "depth": needed(given, "attn_depth"),
+        "embed_dim": needed(given, "attn_embed_dim"),
+        "heads": needed(given, "num_heads"),
         "dropout": field(given, "dropout", family.defaults["dropout"]),
     }
 
@@ -117,7 +117,7 @@ HSVIT = TorchWeights((_HEAD,), _settings, _hsvit)
 _PREFIX = "model.conv2d_submodule."
 
 
-def _backbone_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _backbone_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     if not field(given, "enable_conv_layer", True):
         layer = {"conv_kernel_nums": given.get("conv_kernel_num"), "conv_kernel_sizes": 0}
         given = {**layer, "pool_strides": 1, **given}

@@ -2,25 +2,25 @@
 Swin also its authors')."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
     Tensors,
     TorchWeights,
-    act,
     field,
-    ints,
+    needed,
     only,
     read,
+    several,
     timm_block,
-    whole,
 )
 
 _BLOCK = "encoder/blocks/{i}"
@@ -45,10 +45,8 @@ def _patches(name: str, patch: int) -> Table:
 # --- ViT -----------------------------------------------------------------------------------------
 
 
-def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _vit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
-    if heads < 1 or dim % heads:
-        raise ValueError(f"num_attention_heads={heads} do not divide hidden_size={dim}")
     return {
         "patch": field(given, "patch_size", 16),
         "heads": heads,
@@ -57,7 +55,7 @@ def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
         "mlp_dim": field(given, "intermediate_size", 3072),
         "qkv_bias": field(given, "qkv_bias", True),
         "eps": field(given, "layer_norm_eps", 1e-12),
-        "activation": act(given, "hidden_act", "gelu"),
+        "activation": field(given, "hidden_act", "gelu"),
         "dropout": field(given, "hidden_dropout_prob", 0.0),
         "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
         "drop_path": 0.0,
@@ -97,27 +95,27 @@ VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
 
 
-def _timm_settings(family: Family, given: dict[str, Any]) -> dict[str, Any]:
+def _timm_settings(family: Family, given: Given) -> dict[str, Any]:
     """Returns what HVT, DeiT and DHVT share."""
     only(given, "qk_scale", None)
     name = "drop_path_rate" if given.get("drop_path") is None else "drop_path"
     return {
-        "patch": whole(given, "patch_size"),
-        "heads": whole(given, "num_heads"),
-        "depth": whole(given, "depth", "num_blocks"),
+        "patch": needed(given, "patch_size"),
+        "heads": needed(given, "num_heads"),
+        "depth": needed(given, "depth", "num_blocks"),
         "mlp_ratio": field(given, "mlp_ratio", 4.0),
         "drop_path": field(given, name, family.defaults["drop_path"]),
     }
 
 
-def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _hvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The pool, which no argument tells apart from another, is read from the file's `variant`
     ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
     otherwise. Without pools it is a DeiT."""
     model, cls = _timm_settings(family, given), "cls_token" in tensors
     if given.get("head_dim") is None:
-        given = {**given, "head_dim": whole(given, "embed_dim") // model["heads"]}
-    model |= {"head_dim": whole(given, "head_dim"), "eps": field(given, "ln_eps", 1e-6)}
+        given = {**given, "head_dim": needed(given, "embed_dim") // model["heads"]}
+    model |= {"head_dim": needed(given, "head_dim"), "eps": field(given, "ln_eps", 1e-6)}
     model["qkv_bias"] = field(given, "qkv_bias", True)
     if given.get("pool_block_width") is None:
         only(given, "global_pool", "token" if cls else "avg")
@@ -125,7 +123,7 @@ def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
     return {**model, "family": "hvt", **_pool(tensors, given)}
 
 
-def _pool(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, Any]:
+def _pool(tensors: Tensors, given: Given) -> dict[str, Any]:
     """Returns kind, places, dimensions and window of the pools."""
     said = str(given.get("variant", "")).lower()
     conv = next((x.shape for k, x in tensors.items() if _POOL_CONV.match(k) and x.ndim >= 3), None)
@@ -133,7 +131,7 @@ def _pool(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, Any]:
     pool = given.get("pool", "conv" if conv else "average" if average else "max")
     flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
     return {
-        "stage_depth": whole(given, "pool_block_width"),
+        "stage_depth": needed(given, "pool_block_width"),
         "pool": "average" if pool == "avg" else pool,
         "pool_dims": field(given, "pool_dims", 1 if flat else 2),
         "pool_window": field(given, "pool_kernel_size", 3),
@@ -175,11 +173,11 @@ HVT = TorchWeights(
 # --- DHVT ----------------------------------------------------------------------------------------
 
 
-def _dhvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _dhvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     return {
         **family.defaults,
         **_timm_settings(family, given),
-        "embed_dim": whole(given, "embed_dim"),
+        "embed_dim": needed(given, "embed_dim"),
         "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
         "affine": "patch_embed.pre_affine.alpha" in tensors,
         "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
@@ -243,7 +241,7 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
     return ("head", 1) if authors else ("head.fc", 0)
 
 
-def _swin_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _swin_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `SwinTransformer`, whose own defaults are those of Swin-T."""
     for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
         only(given, name, usual)
@@ -262,10 +260,7 @@ def _windows(size: Any, stages: int) -> tuple[int, ...]:
     One or two integers, rows and columns, are for all stages; a longer list has an entry per stage.
     """
     of_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
-    sides = [ints("window_size", one) for one in ([size] * stages if of_all else size)]
-    if any(len({*side}) > 1 for side in sides):
-        raise ValueError(f"window_size={size} has windows that are not square: not supported")
-    return tuple(side[0] for side in sides)
+    return tuple(several(one)[0] for one in ([size] * stages if of_all else size))
 
 
 def _swin(c: Any, keys: Collection[str]) -> Table:

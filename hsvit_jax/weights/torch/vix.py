@@ -5,7 +5,7 @@ ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have na
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,20 @@ import numpy as np
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
     Tensors,
     TorchWeights,
     field,
-    ints,
     kernel_shape,
     needed,
     only,
     pair,
     read,
+    several,
     timm_block,
-    whole,
 )
 
 #: Rotary tables, which are computed.
@@ -46,12 +46,12 @@ def count(tensors: Tensors, key: str, start: int = 0) -> int:
     return number - start
 
 
-def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def find(tensors: Tensors, key: str, given: Given) -> dict[str, Any]:
     """Returns the settings of the mixer whose tensors' names begin with `key`.
 
     Nystrom's landmarks (`num_landmarks` or `m`) are 64 where the constructor has none. What is
-    converted couples the batch as the reference does. Raises ValueError for heads that are missing
-    or do not fit, and for another number of iterations of the pseudo-inverse than ours.
+    converted couples the batch as the reference does. Raises ValueError for another number of
+    iterations of the pseudo-inverse than ours.
     """
     mixer: dict[str, Any] = {"dropout": field(given, "dropout", 0.0), "batch_coupling": True}
     mixer = {**DEFAULTS, **mixer}
@@ -59,9 +59,7 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     query, parts = next((row for row in queries if row[0] in tensors), ("", 0))
     if not query:
         return {**mixer, "mixer": "fnet"}
-    heads, inner = whole(given, "num_heads", "heads"), len(tensors[query]) // parts
-    if heads < 1 or inner % heads:
-        raise ValueError(f"heads={heads} do not divide the attention's {inner}")
+    heads, inner = needed(given, "num_heads", "heads"), len(tensors[query]) // parts
     if (features := tensors.get(f"{key}fast_attention.projection_matrix")) is not None:
         mixer |= {"mixer": "performer", "features": len(features)}
     elif (sequence := tensors.get(f"{key}proj_k")) is not None:
@@ -79,14 +77,12 @@ def _rope(tensors: Tensors) -> bool:
     return any(re.match(_IGNORED, key) for key in tensors)
 
 
-def _embedding(tensors: Tensors, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _embedding(tensors: Tensors, given: Given, key: str) -> dict[str, Any]:
     """Returns the settings of the patches or the stem whose tensors' names begin with `key`."""
     widths = _conv_widths(tensors, key)
     if not widths:
-        sides = needed(given, "patch_size")
-        if len({*sides}) > 1:
-            raise ValueError(f"patch_size={given['patch_size']}: patches must be square")
-        return {"patch": sides[0], "stem_channels": (), "stem_strides": ()}
+        patch = several(needed(given, "patch_size"))[0]
+        return {"patch": patch, "stem_channels": (), "stem_strides": ()}
     return {"patch": 1, "stem_channels": widths[:-1], "stem_strides": _strides(given, len(widths))}
 
 
@@ -97,10 +93,10 @@ def _conv_widths(tensors: Tensors, key: str) -> tuple[int, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _strides(given: Mapping[str, Any], convs: int) -> tuple[int, ...]:
+def _strides(given: Given, convs: int) -> tuple[int, ...]:
     """The strides of as many convolutions, 1 where the constructor has none."""
     names = ("pool_strides", "stem_strides", "stride")
-    strides = next((ints(name, given[name]) for name in names if given.get(name)), ())
+    strides = next((several(given[name]) for name in names if given.get(name)), ())
     return (*strides, *(1,) * convs)[:convs]
 
 
@@ -137,7 +133,7 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 # --- ViX -----------------------------------------------------------------------------------------
 
 
-def _vix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _vix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
@@ -193,7 +189,7 @@ VIX = TorchWeights(
 _LEVIX_FIRST = "backbone.0.layers.0."
 
 
-def _levix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _levix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     stem = _embedding(tensors, given, "conv_embedding.")
     return {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
@@ -229,11 +225,11 @@ LEVIX = TorchWeights(("mlp_head.weight",), _levix_settings, _levix)
 _CCX_BLOCK = "classifier.blocks."
 
 
-def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _ccx_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     convs = count(tensors, "tokenizer.conv_layers.{}.0.")
     weights = [tensors[f"tokenizer.conv_layers.{i}.0.weight"] for i in range(convs)]
     kernel, d = weights[0].shape[2], len(weights[-1])
-    strides = needed(given, "pool_strides", "stride")
+    strides = several(needed(given, "pool_strides", "stride"))
     window = field(given, "pooling_kernel_size", 3)
     paddings = (field(given, "padding", kernel // 2), field(given, "pooling_padding", window // 2))
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
@@ -283,7 +279,7 @@ CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
 # --- CvX -----------------------------------------------------------------------------------------
 
 
-def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _cvx_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The constructor has no image's size but `fmap`, a side of the first stage's map."""
     stages = count(tensors, "layers.{}.0.")
     model = {
@@ -294,7 +290,7 @@ def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
         "mlp_dim": len(tensors["layers.0.2.layers.0.1.fn.net.0.weight"]),
     }
     if not given["image_size"]:
-        model["image_size"] = whole(given, "fmap") * model["stage_strides"][0]
+        model["image_size"] = needed(given, "fmap") * model["stage_strides"][0]
     return model
 
 
@@ -331,7 +327,7 @@ CVX = TorchWeights(("layers.0.1.g",), _cvx_settings, _cvx)
 _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
 
 
-def _pix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _pix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     stages = -(-count(tensors, "layers.{}.") // 2)
     return {
         **find(tensors, "layers.0.layers.0.0.fn.", given),
@@ -378,7 +374,7 @@ PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
 _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.weight"
 
 
-def _t2t_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _t2t_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of the authors' `T2T_ViT`, with its own defaults."""
     usual = {**family.defaults, "embed_dim": 768, "depth": 12, "heads": 12, "mlp_ratio": 4.0}
     usual |= {"token_dim": 64, "qkv_bias": False, "qk_scale": 0.0}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import convnet_files, torch_files
+from support import convnet_files
 
 from hsvit_jax import models
 from hsvit_jax.models import costs, network
@@ -372,20 +372,6 @@ def test_losing_groups_one_after_the_other():
     assert model.group_ids().tolist() == [0, 2]
     with pytest.raises(ValueError, match=r"cannot lose \[0, 1, 2\] of 3 groups"):
         model.without({0, 2})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"conv_kernel_nums": "64"}, "conv_kernel_nums must hold integers; got '64'"),
-        ({"dropout": [0.1]}, r"dropout must be of type float; got \[0.1\]"),
-    ],
-)
-def test_a_constructor_that_does_not_fit_says_so(given, message):
-    usual = {"conv_kernel_nums": 8, "conv_kernel_sizes": 3, "pool_strides": 2, "attn_num": 2}
-    usual |= {"attn_depth": 1, "attn_embed_dim": 8, "num_heads": 2, "image_size": 8}
-    with pytest.raises(ValueError, match=message):
-        torch_files.settings("hsvit", {}, usual | given)
 
 
 @pytest.mark.parametrize(
