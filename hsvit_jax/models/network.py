@@ -101,6 +101,7 @@ class Network(abc.ABC):
             or their common divisor with the kernels; 0 when nothing can be spread.
         voters: attention groups that need nothing of each other but the vote, so that any of them
             can be lost, computed alone or cut off; 0 for none.
+        units: groups, or towers of them, that are lost as one; 0 for none.
         whitens: whether `init.whiten` can start the first convolution.
         shapes: of the leaves of 'params' and of 'stats', by path.
         lost: numbers of the groups or towers that this network does without, see `without`.
@@ -111,6 +112,7 @@ class Network(abc.ABC):
     splits: str | None = None
     group_axis_limit: int = 0
     voters: int = 0
+    units: int = 0
     whitens: bool = False
     frozen: frozenset[str] = frozenset()
     part_hook: Callable[[str, Any], Any] | None = None

@@ -216,11 +216,12 @@ def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
     if views.groups is not None:
         model = classifier.config.model
         rows, columns = model.get("tiles", (1, 1))
+        units = classifier.model.units if rows * columns > 1 else 1
         seen_GHW = np.einsum("gc,gchw->ghw", views.groups.shares_GC, views.groups.maps_GCHW)
         groups, height, width = seen_GHW.shape
         placed_GRHCW = np.zeros((groups, rows, height, columns, width))
         for group, seen_HW in enumerate(seen_GHW):
-            tile = group * model.get("towers", 1) // groups % (rows * columns)
+            tile = group * units // groups % (rows * columns)
             placed_GRHCW[group, tile // columns, :, tile % columns] = seen_HW
         placed_GHW = placed_GRHCW.reshape(groups, rows * height, columns * width)
         found.append(("attention", placed_GHW.sum(0)))

@@ -108,7 +108,7 @@ class HSViT(Network):
         super().__init__(config, dtype)
         if not config.groups:
             self.splits = None
-        self.voters = config.groups if self.independent else 0
+        self.voters = self.units = config.groups if self.independent else 0
         if self.splits:
             self.group_axis_limit = config.groups
             if config.trunk == "sharded":
@@ -304,7 +304,8 @@ class TowerHSViT(HSViT):
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
-        self.tower, self.group_axis_limit = HSViT(config.tower, dtype), config.towers
+        self.tower = HSViT(config.tower, dtype)
+        self.group_axis_limit = self.units = config.towers
         for kind, shapes in self.tower.shapes.items():
             self.shapes[kind] |= {
                 ("towers", *path): (config.towers, *shape)
@@ -317,6 +318,13 @@ class TowerHSViT(HSViT):
 
     def body(self, tree: dict) -> dict:
         return tree["towers"]
+
+    @staticmethod
+    def of_one(tree: dict) -> dict:
+        """The tree of a network with one tower, from that of a network without towers."""
+        inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
+        outside = {part: tree[part] for part in tree if part not in inside}
+        return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
 
     @property
     def part_names(self) -> tuple[str, ...]:

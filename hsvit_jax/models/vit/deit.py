@@ -1,8 +1,7 @@
 """DeiT, with or without a CLS token, and with PoWER's token pruning.
 
-The network of `hvt` without pooling: patch embedding, positions, pre-norm blocks, a linear
-classifier on the normalised CLS token or on the mean of all. Source: the HVT paper, which compares
-with it in tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS token).
+The network of `vit` by timm's sizes. Source: the HVT paper, which compares with it in tables 1, 2,
+4 and 9 (HVT-S-0 is DeiT-S without CLS token).
 """
 
 import dataclasses
@@ -16,20 +15,46 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext
-from hsvit_jax.models.vit import hvt, token_pruning
+from hsvit_jax.models.vit import hvt, token_pruning, vit
 
 Array = jax.Array
 
-#: What a variant leaves as it is: the `model` section of DeiT-S.
-DEFAULTS: Mapping[str, Any] = {
-    **{key: hvt.DEFAULTS[key] for key in ("patch", "heads", "head_dim", "depth", "mlp_ratio")},
-    **{key: hvt.DEFAULTS[key] for key in ("qkv_bias", "eps", "drop_path")},
-    "cls": True,
-    "retained": (),  # tokens that each block keeps
-    "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
-}
+
+@dataclasses.dataclass(frozen=True)
+class DeiTConfig(vit.PatchSizes):
+    """Sizes of a DeiT.
+
+    Attributes:
+        retained: tokens after each block's attention, CLS included (`token_pruning`); () for all.
+    """
+
+    patch: int = 16
+    heads: int = 6
+    head_dim: int = 64
+    depth: int = 12
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    eps: float = 1e-6
+    drop_path: float = 0.1
+    cls: bool = True
+    retained: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retained:
+            token_pruning.check_retained(self.retained, self.depth, self.tokens)
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a feed-forward."""
+        return scaled(self.dim, self.mlp_ratio)
+
+
+#: What a variant leaves as it is: the `model` section of DeiT-S. A `flops_share` below 1 stands for
+#: a schedule of tokens that costs this share; an empty patch is `hvt.default_patch`'s.
+DEFAULTS = {**defaults_of(DeiTConfig), "flops_share": 1.0, "patch": 0}
 #: Named systems, as they differ from `DEFAULTS`. The shares are the FLOPs of the HVT paper's table
 #: 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -42,7 +67,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
+def multiply_adds(c: DeiTConfig, retained: tuple[int, ...]) -> int:
     """Multiply-adds of one image, with retained[i] tokens left after the attention of block i.
 
     A formula, because the search for a schedule evaluates it for every number of tokens.
@@ -54,10 +79,10 @@ def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
     return total
 
 
-def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -> hvt.HVTConfig:
+def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -> DeiTConfig:
     """A DeiT's sizes. flops_share below 1 makes PoWER's schedule, `token_pruning.linear_schedule`;
     the paper's own is not published. Raises ValueError when `retained` is given as well."""
-    config = hvt.HVTConfig(stage_depth=0, retained=retained, **settings)
+    config = DeiTConfig(retained=retained, **settings)
     if flops_share == 1:
         return config
     if retained:
@@ -70,8 +95,38 @@ def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -
     return dataclasses.replace(config, retained=schedule)
 
 
-class SoftlyPruned(hvt.HVT):
-    """The network with which PoWER learns its schedule: parameters of HVT, and 'retention'.
+class Encoder(vit.Encoder):
+    """Blocks that keep the most significant tokens alone, where `retained` asks for it."""
+
+    def __init__(self, c: DeiTConfig, key: Array) -> None:
+        super().__init__(c, key)
+        self.retained, self.cls = c.retained, c.cls
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → (B, T', D), T' of the last block."""
+        kept = self.retained or (x_BTD.shape[1],) * len(self.blocks)
+        for i, (block, count) in enumerate(zip(self.blocks, kept, strict=True)):
+            if count == x_BTD.shape[1]:
+                x_BTD = block(x_BTD, context, i)
+                continue
+            x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
+            x_BTD = token_pruning.keep_significant(x_BTD, significance_BT, count, cls=self.cls)
+            x_BTD = block.feed(x_BTD, context, i)
+        return x_BTD
+
+
+class DeiT(vit.ViT):
+    """Parameters: {'embedding', 'encoder', 'head'}."""
+
+    encoder_module = Encoder
+
+    def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
+        """The HVT paper's FLOPs, tables 1 to 9."""
+        return multiply_adds, "multiply-adds, attention's included"
+
+
+class SoftlyPruned(DeiT):
+    """The network with which PoWER learns its schedule: parameters of DeiT, and 'retention'.
 
     That is how much of a patch stays after each block's attention, by the rank of its significance.
     """
@@ -97,7 +152,7 @@ FAMILY = Family(
     variants=VARIANTS,
     default_variant="s",
     config=_config,
-    network=hvt.HVT,
+    network=DeiT,
     automatic=hvt.FAMILY.automatic,
     paper_recipe="hvt",
     tiny=hvt.tiny,

@@ -1,8 +1,7 @@
 """HVT: a vision transformer whose token sequence is pooled after the first block of each stage.
 
-Patch embedding, learned positions, pre-norm blocks; after block i with i mod stage_depth = 0 the
-sequence is pooled (window 3, stride 2) and new positions are added; a linear classifier on the mean
-of the normalised tokens. Without pooling and with a CLS token this is DeiT (`deit`).
+A ViT without a CLS token: after block i with i mod stage_depth = 0 the sequence is pooled (window
+3, stride 2) and new positions are added; the classifier reads the mean of the normalised tokens.
 
 Source: HVT paper, section 3.2, equations 5 and 6; the authors' code for biases, normalisation and
 the order of pooling. Pooling other than 1-D maximum, and no pooling, are reconstructed from the
@@ -13,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +20,9 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
-from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vit import token_pruning
+from hsvit_jax.models.family import Family, defaults_of, scaled
+from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.vit import vit
 from hsvit_jax.ops.max_pool import max_pool, windows
 
 Array = jax.Array
@@ -46,15 +45,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class HVTConfig(Sizes):
-    """Sizes of an HVT, a DeiT or a ViT.
+class HVTConfig(vit.PatchSizes):
+    """Sizes of an HVT.
 
     Attributes:
         stage_depth: blocks of a stage; 0 for no pooling.
         pool_dims: 1, along the sequence without padding, or 2, on the grid of tokens with padding
             pool_window//2.
-        retained: tokens after each block's attention, CLS included (`token_pruning`); () for all.
-        dropout: rate, of the embedding and both branches' outputs.
     """
 
     patch: int = 16
@@ -69,40 +66,17 @@ class HVTConfig(Sizes):
     qkv_bias: bool = True
     eps: float = 1e-6
     drop_path: float = 0.1
-    cls: bool = False
-    retained: tuple[int, ...] = ()
-    activation: str = "gelu"
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    patch_init: str = "torch"
+    cls: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self.check_sizes("heads", "head_dim", "depth", "hidden", stage_depth=self.stage_depth + 1)
-        layers.check_patches(self.image_size, self.patch)
-        self.check_rates("drop_path", "dropout", "attention_dropout")
+        super().__post_init__()
+        self.check_sizes(stage_depth=self.stage_depth + 1)
         _check_pooling(self)
-        if self.retained:
-            token_pruning.check_retained(self.retained, self.depth, self.tokens)
-
-    @property
-    def dim(self) -> int:
-        """Width of a token, D."""
-        return self.heads * self.head_dim
 
     @property
     def hidden(self) -> int:
         """Width inside a feed-forward."""
         return scaled(self.dim, self.mlp_ratio)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the first block, CLS included."""
-        return prod(self.grid) + self.cls
 
     def pools_after(self, block: int) -> bool:
         """Whether the sequence is pooled after this block."""
@@ -120,10 +94,8 @@ class HVTConfig(Sizes):
         return out
 
 
-#: Settings of DeiT and ViT alone.
-_OTHERS = ("cls", "retained", "activation", "dropout", "attention_dropout", "patch_init")
 #: The `model` section of HVT-S-4 (paper, section 5); an empty patch is `default_patch`'s.
-DEFAULTS = {**defaults_of(HVTConfig, without=_OTHERS), "patch": 0}
+DEFAULTS = {**defaults_of(HVTConfig), "patch": 0}
 
 
 def _check_pooling(c: HVTConfig) -> None:
@@ -134,8 +106,6 @@ def _check_pooling(c: HVTConfig) -> None:
         raise ValueError(f"pool_dims must be 1 or 2; got {c.pool_dims}")
     if c.pool_window < 2 or (c.pool_dims == 2 and c.pool_window % 2 == 0):
         raise ValueError(f"pool_window must be at least 2, and odd in 2-D; got {c.pool_window}")
-    if c.cls or c.retained:
-        raise ValueError("a pooled sequence can have no CLS token and retain no other tokens")
     for i, (before, after) in enumerate(zip(c.lengths(), c.lengths()[1:], strict=False)):
         if min(after) < 1:
             raise ValueError(
@@ -148,31 +118,6 @@ def _check_pooling(c: HVTConfig) -> None:
 # --- Modules -------------------------------------------------------------------------------------
 
 
-class Embedding(nnx.Module):
-    """Patch embedding, the CLS token if any, and positions."""
-
-    def __init__(self, c: HVTConfig, key: Array) -> None:
-        patch_key, cls_key, position_key = jax.random.split(key, 3)
-        self.rate = c.dropout
-        sizes = (c.patch, c.image_channels, c.dim)
-        self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
-        normal = 0.02 * layers.normal(cls_key, (c.dim,))
-        self.cls = nnx.Param(normal) if c.cls else None
-        self.position = _positions(position_key, c.tokens, c.dim)
-
-    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, T, D)."""
-        x_BTD = self.patches(images_BHWC)
-        if self.cls is not None:
-            x_BTD = layers.prepend(self.cls[...], x_BTD)
-        x_BTD = layers.add_bias(x_BTD, self.position[...])
-        return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-
-
-def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
-    return nnx.Param(0.02 * layers.normal(key, (tokens, dim)))
-
-
 class Pool(nnx.Module):
     """Pools the sequence to half its length and adds new positions (equation 5)."""
 
@@ -181,7 +126,7 @@ class Pool(nnx.Module):
     ) -> None:
         self.kind, self.window, self.before = c.pool, c.pool_window, before
         conv_key, bias_key, position_key = jax.random.split(key, 3)
-        self.position = _positions(position_key, prod(after), c.dim)
+        self.position = vit.positions(position_key, prod(after), c.dim)
         self.conv = nnx.Dict()
         if c.pool == "conv":
             fan_in = c.dim * c.pool_window ** len(before)
@@ -215,54 +160,31 @@ class Encoder(nnx.Module):
     """Blocks, and pools by the index of the block that they follow."""
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
-        self.retained, self.cls = c.retained, c.cls
-        self.blocks, self.pools = nnx.List(), nnx.Dict()
-        rates, lengths = layers.drop_path_rates(c.drop_path, c.depth), c.lengths()
-        for i, block_key in enumerate(jax.random.split(key, c.depth)):
-            mix_key, feed_key, pool_key = jax.random.split(block_key, 3)
-            block = layers.vit_block(c, c.dim, c.hidden, mix_key, feed_key, rates[i])
-            self.blocks.append(block)
-            if c.pools_after(i):
-                self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
+        self.blocks, self.pools = vit.Encoder(c, key).blocks, nnx.Dict()
+        keys, lengths = jax.random.split(key, c.depth), c.lengths()
+        for i in filter(c.pools_after, range(c.depth)):
+            pool_key = jax.random.split(keys[i], 3)[2]
+            self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T', D), T' after all pools."""
         for i, block in enumerate(self.blocks):
-            if self.retained and self.retained[i] < x_BTD.shape[1]:
-                x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
-                x_BTD = token_pruning.keep_significant(
-                    x_BTD, significance_BT, self.retained[i], cls=self.cls
-                )
-                x_BTD = block.feed(x_BTD, context, i)
-            else:
-                x_BTD = block(x_BTD, context, i)
+            x_BTD = block(x_BTD, context, i)
             if f"after{i}" in self.pools:
                 x_BTD = self.pools[f"after{i}"](x_BTD)
         return x_BTD
 
 
-class HVT(Network):
+class HVT(vit.ViT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
-        return {
-            "embedding": Embedding(c, embedding_key),
-            "encoder": Encoder(c, encoder_key),
-            "head": layers.TokenHead(
-                c.dim, c.num_classes, head_key, mean=not c.cls, eps=c.eps, init="normal"
-            ),
-        }
-
-    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
-        return bound["head"](x_BTD)
+    encoder_module = Encoder
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`; a sequence after 1-D pooling or pruning has none."""
+        """As `Network.grid`; a sequence after 1-D pooling has none."""
         c = self.config
         regular = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
-        return super().grid(tokens) if regular else None
+        return Network.grid(self, tokens) if regular else None
 
     def at_places(self, x_BTC: Array) -> Array | None:
         """As `Network.at_places`; a sequence after 1-D pooling is interpolated to its first length.
