@@ -9,13 +9,12 @@ import itertools
 import time
 from collections.abc import Sequence
 
-import jax
 import ml_collections
 import numpy as np
 from scipy import special
 
-from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
+from hsvit_jax import data
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import measures
 from hsvit_jax.train import batches, evaluate, step
@@ -166,19 +165,13 @@ def _occlusion(
 
 
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
-    """For each image the number of groups by the class they name alone."""
-    model, settings = classifier.model, classifier.config.data
-    if not (model.group_axis_limit and model.config.groups and len(images_NHWC)):
+    """Returns for each image the number of groups by the class they name alone."""
+    if not classifier.model.voters:
         return [{}] * len(images_NHWC)
-
-    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array:
-        x_NHWC = augment.normalise(images, tuple(settings.mean), tuple(settings.std))
-        return model.views(params, stats, x_NHWC)["votes"][0].argmax(-1)
-
-    given = classifier.params, classifier.stats, images_NHWC
-    choices_GN = jax.device_get(jax.jit(choices)(*given))
-    choices_NG = choices_GN[classifier.voters_G > 0].T
-    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_NG]
+    voted_G = classifier.voters_G > 0
+    views = classifier.explain(images_NHWC)
+    classes = (view.votes_GK[voted_G].argmax(-1).tolist() for view in views)
+    return [dict(collections.Counter(of_one).most_common()) for of_one in classes]
 
 
 def _augmented(

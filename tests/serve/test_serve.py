@@ -1,7 +1,6 @@
 """Serving: answers are predict's, mistakes get a sentence, and nothing is compiled under load."""
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -275,13 +274,13 @@ def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
             await asyncio.sleep(30)
 
         async def empty(self, images):
-            return votes.Ballot(ballot.cls_VPBD * 0, (None,) * 8)
+            return ballot._replace(milliseconds_P=(None,) * 8)
 
         async def failing(self, images):
             raise RuntimeError("out of memory")
 
         async def endless(self, images):
-            return dataclasses.replace(ballot, cls_VPBD=ballot.cls_VPBD * np.nan)
+            return ballot._replace(cls_VPBD=ballot.cls_VPBD * np.nan)
 
         for vote, status in ((failing, 500), (endless, 500), (empty, 503), (late, 503)):
             with monkeypatch.context() as patch:
