@@ -334,14 +334,15 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
     """Raises Misuse for keys that the command does not read, and a missing configuration."""
     name, named, finds_run = request.name, request.run, command.takes_run
     more = set(command.config.split()) - set(MESH.split())
-    by_words = more and command.words  # these name configurations
+    by_words = command.config == EVERYTHING and command.words  # which name configurations
     if request.config is None and command.needs_config:
         raise Misuse(f"{name} needs --config=FILE")
-    unread = request.config is not None and not more
+    unread = request.config is not None and (by_words or not more)
     # But for the one that names the run, or the file of its network.
     if unread and not (finds_run and (not named or config_lib.is_registered(request.config))):
         beside = f" beside {named}" if named else ""
-        raise Misuse(f"{name} does not use --config{beside}: leave it out")
+        instead = f"it takes {command.words}" if by_words else "leave it out"
+        raise Misuse(f"{name} does not use --config{beside}: {instead}")
     for key in keys:
         by_config = finds_run and not named and config_lib.names_run(key)
         if not (command.reads_key(key) or by_config):
