@@ -413,7 +413,7 @@ def test_pages_name_no_other_address(client):
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     api = json.loads((folder / "openapi.json").read_text("utf-8"))
     paths = {route.path for route in client.app.routes}
-    assert set(api["paths"]) == paths - set(app._FILES)
+    assert set(api["paths"]) == paths - {"/", *app._FILES}
 
 
 def test_what_cannot_be_served(capsys, monkeypatch):
