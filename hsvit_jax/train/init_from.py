@@ -23,31 +23,21 @@ def frozen_parts(freeze: str) -> frozenset[str]:
     return frozenset(word.strip() for word in freeze.split(",") if word.strip())
 
 
-def refuse_random(config: ml_collections.ConfigDict) -> None:
+def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
-    trained, or leave a setting of the start unused."""
-    freeze = config.init.freeze
-    if config.recipe == "finetune" and not config.init["from"]:
+    trained, or where the weights of init.from leave a setting of the start unused."""
+    init = config.init
+    asking = [f"init.{name}" for name in _FITTING if init[name] not in ("match", "keep")]
+    asking += ["init.freeze"] * bool(frozen_parts(init.freeze))
+    if config.recipe == "finetune":
+        asking = ["the recipe finetune"]
+    if asking and not init["from"]:
         raise ValueError(
-            "the recipe finetune goes on from trained weights: name them with "
-            "--config.init.from=PATH, or train from random ones by the recipe paper"
+            f"{few(asking)}: for trained weights, not random ones; name them with "
+            "--config.init.from=PATH, or leave that setting out (--config.init.freeze= for none)"
         )
-    fitting = [f"init.{name}" for name in _FITTING if config.init[name] not in ("match", "keep")]
-    if fitting and not config.init["from"]:
-        raise ValueError(
-            f"{' and '.join(fitting)} would fit trained weights: name them with "
-            "--config.init.from=PATH, or leave that setting out"
-        )
-    if config.init["from"] and config.init.whiten and "init.whiten" in config.user:
-        raise ValueError(
-            "init.whiten is a start from random weights and init.from one from trained ones: leave "
-            "one of them out"
-        )
-    if frozen_parts(freeze) and not config.init["from"]:
-        raise ValueError(
-            f"init.freeze={freeze} would keep random weights as they are: name trained ones with "
-            "--config.init.from=PATH, or train the whole network with --config.init.freeze="
-        )
+    if init["from"] and init.whiten and "init.whiten" in config.user:
+        raise ValueError("init.whiten is for random weights: leave it or init.from out")
 
 
 _OF_IMAGES = ("image_size", "channels", "mean", "std")
