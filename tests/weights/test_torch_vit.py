@@ -106,4 +106,4 @@ def test_a_published_checkpoint_s_form(tmp_path, monkeypatch):
 def test_a_family_without_a_table_has_no_files():
     with pytest.raises(ValueError, match="the family 'mine' has no table of PyTorch's names"):
         torch.table("mine")
-    assert torch.TABLES.keys() == models.FAMILIES.keys()
+    assert torch.TABLES.keys() <= models.FAMILIES.keys()
