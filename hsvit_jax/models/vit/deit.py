@@ -16,22 +16,32 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import BoundModules, ForwardContext
 from hsvit_jax.models.vit import hvt, token_pruning
 
 Array = jax.Array
 
-#: What a variant leaves as it is: the `model` section of DeiT-S.
-DEFAULTS: Mapping[str, Any] = {
-    **{key: hvt.DEFAULTS[key] for key in ("patch", "heads", "head_dim", "depth", "mlp_ratio")},
-    **{key: hvt.DEFAULTS[key] for key in ("qkv_bias", "eps", "drop_path")},
-    "cls": True,
-    "retained": (),  # tokens that each block keeps
-    "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
+#: The settings of DeiT-S.
+KEYS: Mapping[str, settings.Key] = {
+    **settings.keys_of(
+        hvt.HVTConfig,
+        without=(
+            *("stage_depth", "pool", "pool_dims", "pool_window", "patch_init"),
+            *("activation", "dropout", "attention_dropout"),
+        ),
+        **{"patch": 0, "cls": True},
+    ),
+    "flops_share": settings.Key(
+        "fraction of the FLOPs that a token-pruning schedule keeps, in place of retained",
+        above=0.0,
+        high=1.0,
+        default=1.0,
+    ),
 }
-#: Named systems, as they differ from `DEFAULTS`. The shares are the FLOPs of the HVT paper's table
-#: 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
+#: Named systems, as they differ from the defaults. The shares are the FLOPs of the HVT paper's
+#: table 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "ti": {"heads": 3},
     "s": {},
@@ -54,10 +64,10 @@ def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
     return total
 
 
-def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -> hvt.HVTConfig:
+def _config(*, retained: tuple[int, ...], flops_share: float, **values: Any) -> hvt.HVTConfig:
     """A DeiT's sizes. flops_share below 1 makes PoWER's schedule, `token_pruning.linear_schedule`;
     the paper's own is not published. Raises ValueError when `retained` is given as well."""
-    config = hvt.HVTConfig(stage_depth=0, retained=retained, **settings)
+    config = hvt.HVTConfig(stage_depth=0, retained=retained, **values)
     if flops_share == 1:
         return config
     if retained:
@@ -93,7 +103,7 @@ class SoftlyPruned(hvt.HVT):
 
 FAMILY = Family(
     name="deit",
-    defaults=DEFAULTS,
+    keys=KEYS,
     variants=VARIANTS,
     default_variant="s",
     config=_config,

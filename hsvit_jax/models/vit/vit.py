@@ -8,27 +8,28 @@ The network of `deit`, with the sizes, the norms' epsilon and the dropout layers
 from collections.abc import Mapping
 from typing import Any
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vit import hvt
 
-#: What a variant leaves as it is: the `model` section of ViT-B with patches of 4 pixels.
-DEFAULTS: Mapping[str, Any] = {
-    "patch": 4,
-    "heads": 12,
-    "head_dim": 64,
-    "depth": 12,
-    "mlp_dim": 3072,
-    "qkv_bias": True,
-    "eps": 1e-12,
-    "activation": "gelu",
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "drop_path": 0.0,
+#: The settings of ViT-B with patches of 4 pixels, which variants change.
+KEYS: Mapping[str, settings.Key] = {
+    **settings.keys_of(
+        hvt.HVTConfig,
+        without=(
+            *("stage_depth", "pool", "pool_dims", "pool_window", "cls", "retained"),
+            *("mlp_ratio", "patch_init"),
+        ),
+        **{"patch": 4, "heads": 12, "eps": 1e-12, "drop_path": 0.0},
+    ),
+    "mlp_dim": settings.Key(
+        "hidden width of the feed-forward", low=1, high=2**16, kind=int, default=3072
+    ),
 }
 
 _LARGE = {"heads": 16, "depth": 24, "mlp_dim": 4096}
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "b-patch4": {},
     "b-patch16": {"patch": 16},
@@ -43,7 +44,7 @@ class ViT(hvt.HVT):
         """None: the HSViT paper, table 2, counts 2 for a multiply-add."""
 
 
-def _config(*, heads: int, head_dim: int, mlp_dim: int, **settings: Any) -> hvt.HVTConfig:
+def _config(*, heads: int, head_dim: int, mlp_dim: int, **values: Any) -> hvt.HVTConfig:
     return hvt.HVTConfig(
         heads=heads,
         head_dim=head_dim,
@@ -51,13 +52,13 @@ def _config(*, heads: int, head_dim: int, mlp_dim: int, **settings: Any) -> hvt.
         cls=True,
         mlp_ratio=mlp_dim / max(heads * head_dim, 1),
         patch_init="normal",
-        **settings,
+        **values,
     )
 
 
 FAMILY = Family(
     name="vit",
-    defaults=DEFAULTS,
+    keys=KEYS,
     variants=VARIANTS,
     default_variant="b-patch4",
     config=_config,
