@@ -32,8 +32,6 @@ FLOORS = (
     (9, "main", "cli commands runtime"),
     (9, "__init__", "classifier config data models run_report train"),
 )
-#: Arrows between rooms of one floor that are still there: 'importer imported'.
-EXCEPTIONS = {"benchmark cli"}
 FLOOR = {room: floor for floor, rooms, _ in FLOORS for room in rooms.split()}
 MAY_IMPORT = {
     room: {"text", *(others.split() if others != "*" else (r for r in FLOOR if FLOOR[r] < floor))}
@@ -101,7 +99,7 @@ def upward(files: dict[str, set[str]]) -> list[str]:
             continue
         for name in names:
             other = room_of(name)
-            if other not in {room, *MAY_IMPORT[room]} and f"{room} {other}" not in EXCEPTIONS:
+            if other not in {room, *MAY_IMPORT[room]}:
                 wrong.append(f"{module} imports {name}")
         parts = module.split(".")
         if room == "models" and len(parts) > 2:
@@ -129,10 +127,7 @@ def test_imports_go_down():
     for room, others in MAY_IMPORT.items():
         assert all(FLOOR[other] < FLOOR[room] for other in others - {room}), room
     assert {*range(10)} == {*FLOOR.values()}
-    names = {module: own(tree) for module, tree in trees().items()}
-    assert not upward(names)
-    arrows = {f"{room_of(module)} {room_of(name)}" for module in names for name in names[module]}
-    assert arrows >= EXCEPTIONS, "an exception that is not needed any more"
+    assert not upward({module: own(tree) for module, tree in trees().items()})
 
 
 def test_no_module_imports_itself_by_a_detour():

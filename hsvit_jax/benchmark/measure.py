@@ -1,51 +1,19 @@
-"""Measures speed and memory: `hsvit benchmark`, one JSON line on standard output.
+"""Measures speed and memory: the fields of the JSON line of `hsvit benchmark`.
 
 It times what a run executes, as the trainer and the evaluation compile it.
 """
 
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, cli
+from hsvit_jax import artifacts
 from hsvit_jax import config as config_lib
-from hsvit_jax.benchmark import jobs, machine, versus
+from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.models import costs
-
-
-def run(request: cli.Request) -> None:
-    """Measures what the command line asks for, and prints a line of JSON."""
-    values = request.flags
-    modes = [name for name in ("vs", "peak") if values[name].value]
-    if not request.spec and modes != ["peak"]:
-        raise cli.Misuse("--config is missing")
-    print(json.dumps(_record(request, modes)))
-
-
-def _record(request: cli.Request, modes: list[str]) -> dict:
-    values, config = request.flags, request.config
-    if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
-        ours = [sys.executable, "-m", "hsvit_jax", request.name, *request.argv, "--vs="]
-        return versus.compare(ours, values.vs, values.rounds)
-    if modes == ["peak"]:
-        return {"peak": machine.measure_peak("float32"), **machine.description()}
-    if values.batch:
-        config = config_lib.override(config, [f"train.batch={values.batch}"])
-    record = measure(
-        config,
-        values.work,
-        steps=values.steps,
-        warmup=values.warmup,
-        augmented=not values.no_augment,
-        real_data=values.data,
-        trace=values.trace,
-    )
-    return {"config": request.spec or None, **record}
 
 
 def measure(

@@ -259,13 +259,12 @@ class Classifier:
     def _load_data(self, name: str) -> data.Dataset:
         """Loads a data set by its name, with images as the network sees them."""
         from hsvit_jax import train
+        from hsvit_jax.classifier import other_data
 
-        config = self.config.copy_and_resolve_references().unlock()
-        own, config.data.name = name == config.data.name, name
-        if own or self.trained_on(config):
-            return train.load_data(config)
-        config.data.fraction = 1.0  # the share was of the run's own
-        return train.load_data(config, test_only=name.startswith(("folder=", "csv=")))
+        other = self.config.copy_and_resolve_references().unlock()
+        other.data.name = name
+        config, own = other_data.configured(self, other)
+        return train.load_data(config, test_only=not own and name.startswith(("folder=", "csv=")))
 
     def trained_on(self, config: Any) -> bool:
         """Whether a configuration names the images of the training, by another path."""

@@ -1,12 +1,19 @@
 """Figures of a network's views of an image: `figures` draws one for each kind."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hsvit_jax import artifacts
+from hsvit_jax import artifacts, data
+from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.classifier.views import Groups, Sequences, Views
+from hsvit_jax.runtime import coordination
+from hsvit_jax.text import printable
+
+KINDS = ("votes", "maps", "looks", "matrices", "heads", "features")
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
 
@@ -20,7 +27,7 @@ def figures(
       title: of every figure; the predicted class is added.
 
     Yields:
-      the kind ('votes', 'maps', 'looks', 'matrices', 'heads' or 'features') and its figure.
+      the kind, of `KINDS`, and its figure.
     """
     odds = np.exp(views.logits_K - views.logits_K.max())
     best = int(odds.argmax())
@@ -44,6 +51,54 @@ def figures(
         yield "heads", _attention(s.blocks, s.head_tokens, names, image_HWC, title, whose)
     if s.features:
         yield "features", _features(s, image_HWC, title)
+
+
+def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[Path], list[str]]:
+    """Writes the PNGs of every image file: OUT/NAME-votes.png and the other kinds there are.
+
+    Returns:
+      the paths of the PNGs, and the errors of files that are no images.
+
+    Raises:
+      ValueError: the network has nothing to show, or `out` is a file.
+    """
+    by = f" by {network.config.model.variant}, step {network.step:,}"
+    views_too = network.config.eval.tta != "none"
+    alone = ", without its other views" if views_too else ""  # which predict averages
+    written, errors = [], []
+    for path, stem in zip(paths, _stems(paths), strict=True):
+        image_HWC = None
+        try:
+            image_HWC = network.read(path)
+        except data.BadImage as error:
+            errors.append(str(error))
+        coordination.check_same("list of images", "" if image_HWC is None else str(path))
+        if image_HWC is None:
+            continue
+        views = network.explain(image_HWC[None])[0]
+        if not coordination.is_lead():
+            continue
+        title = printable(f"{Path(*path.parts[-2:])}{by}{alone}")
+        for kind, figure in figures(views, image_HWC, network.class_names, title):
+            written.append(out / f"{stem}-{kind}.png")
+            artifacts.save_figure(figure, written[-1])
+    return written, errors
+
+
+def names(paths: Sequence[Path], out: Path) -> set[Path]:
+    """The files that `write` may write."""
+    return {out / f"{stem}-{kind}.png" for stem in _stems(paths) for kind in KINDS}
+
+
+def _stems(paths: Sequence[Path]) -> list[str]:
+    """A unique file name stem for each image, numbered where images share a name."""
+    taken: set[str] = set()  # without capitals, which make no other file on macOS and Windows
+    out = []
+    for path in paths:
+        stems = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
+        out.append(next(stem for stem in stems if stem.casefold() not in taken))
+        taken.add(out[-1].casefold())
+    return out
 
 
 def _figure(width: float, height: float, title: str) -> Any:

@@ -9,20 +9,19 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from hsvit_jax import artifacts, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier.classifier import Classifier
-from hsvit_jax.train import evaluate
+from hsvit_jax.train import evaluate as evaluate_lib
 
 Array = jax.Array
 
@@ -89,8 +88,28 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
     return chosen
 
 
-def make_counter(network: Classifier, config: ml_collections.ConfigDict) -> Callable[..., Array]:
-    """Compiles the count of correct answers; `config` as of `evaluate.make_forward`.
+def evaluate(network: Classifier, split: data.Split, lost: Sequence[str]) -> Any:
+    """Evaluates `split` without the attention groups that are `lost`, by their numbers.
+
+    Raises:
+      ValueError: the network has no such groups, or none is left.
+    """
+    groups = network.model.voters
+    numbers = {g for g in range(groups) if str(g) in map(str.strip, lost)}
+    votes_G = np.array([float(g not in numbers) for g in range(groups)], np.float32)
+    if len(numbers) < len(set(lost)) or not (votes_G * network.voters_G).any():
+        raise ValueError(
+            f"--drop_groups={','.join(lost)}: this network has {groups or 'no'} independent "
+            "attention groups; name some of them by their numbers from 0, not all that vote"
+        )
+    how = network.model, network.mesh, network.config, network.aggregate
+    evaluator = evaluate_lib.make_evaluator(*how, votes_G=votes_G)
+    batch = config_lib.eval_batch(network.config)
+    return evaluator(network.params, network.stats, split, batch)
+
+
+def make_counter(network: Classifier) -> Callable[..., Array]:
+    """Compiles the count of correct answers.
 
     Returns:
       a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
@@ -99,8 +118,8 @@ def make_counter(network: Classifier, config: ml_collections.ConfigDict) -> Call
 
     def count(params, stats, images_BHWC, labels_B, valid_B, votes_SG) -> Array:
         def answers(votes_G: Array) -> Array:
-            how = network.model, network.mesh, config, network.aggregate
-            forward = evaluate.make_forward(*how, votes_G)
+            how = network.model, network.mesh, network.config, network.aggregate
+            forward = evaluate_lib.make_forward(*how, votes_G)
             logits_BK = forward(params, stats, images_BHWC)
             finite_B = jnp.isfinite(logits_BK).all(1)  # else argmax calls it the first class
             return jnp.where(finite_B, logits_BK.argmax(1), -1)
@@ -111,14 +130,12 @@ def make_counter(network: Classifier, config: ml_collections.ConfigDict) -> Call
     return jax.jit(count, out_shardings=mesh_lib.replicated(network.mesh))
 
 
-def curve(
-    network: Classifier, split: data.Split, config: ml_collections.ConfigDict, most: int = 16
-) -> list[Point]:
+def curve(network: Classifier, split: data.Split, most: int = 16) -> list[Point]:
     """Evaluates `split` with 0 to all but one of the units lost.
 
     Args:
+      network: the seed of its configuration draws the subsets.
       split: one example at least.
-      config: resolved; its seed draws the subsets.
       most: see `subsets`.
 
     Returns:
@@ -128,12 +145,12 @@ def curve(
       ValueError: the network has no groups.
     """
     units_UG = units(network.model)
-    sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, config.seed)
+    sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, network.config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])
-    counter, mesh = make_counter(network, config), network.mesh
-    batch = config_lib.eval_batch(config)
+    counter, mesh = make_counter(network), network.mesh
+    batch = config_lib.eval_batch(network.config)
     right_S = np.zeros(len(sets), np.int64)
-    for examples in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+    for examples in evaluate_lib.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
         arrays = (mesh_lib.put_batch(mesh, a) for a in examples)
         right_S += np.asarray(counter(network.params, network.stats, *arrays, votes_SG))
     accuracies: dict[int, list[float]] = {}

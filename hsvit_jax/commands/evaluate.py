@@ -1,155 +1,111 @@
-"""hsvit eval: accuracy on a split of the data, on other data, or with attention groups lost."""
+"""hsvit eval: accuracy on a split of the data, on other data, or with groups lost."""
 
+import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_collections
-import numpy as np
+from absl import flags
 
-from hsvit_jax import artifacts, cli, data, train
-from hsvit_jax import config as config_lib
-from hsvit_jax.classifier import Classifier, lost_groups
-from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.run_report import CHANGED, load_own, measures
-from hsvit_jax.runtime import coordination
-from hsvit_jax.train import evaluate, metrics
+from hsvit_jax import cli
+from hsvit_jax.cli import MESH, Command, Request, define_path
+from hsvit_jax.commands.trained import DATA, JOB, RUN, load_classifier
+
+if TYPE_CHECKING:
+    from hsvit_jax.classifier import Classifier
+    from hsvit_jax.data import Split
+
+_EVALUATION = f"{DATA} data.val_fraction data.on_bad_image eval {MESH}"
+_SPLIT = "Which images; default: all of a folder or csv in --config beside RUN, else test."
+
+COMMAND = Command(
+    "Evaluates a trained network on a split, on other data, or with groups lost.",
+    __name__,
+    "$ runs/c2a2-digits-strong-seed0 --split=test\n$ runs/pets --config=c2a2:folder=other_photos",
+    (
+        *RUN,
+        JOB,
+        (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
+        (flags.DEFINE_list, "drop_groups", None, "Numbers of lost attention groups."),
+        (define_path, "curve", None, "A PNG of accuracy against groups lost."),
+    ),
+    config=_EVALUATION,
+    exclusive=("curve drop_groups",),
+)
 
 
-def run(request: cli.Request) -> int:
+def run(request: Request) -> None:
     """Prints one line of JSON, and the confusion matrix on standard error."""
-    curve = request.flags.curve
-    if curve is not None:
-        path = cli.ending(curve, word="--curve")
-    classifier = load_classifier(request)
-    config, split, part = _images(request, classifier)
-    if curve is not None:
-        table, (kind, _, source) = path.with_suffix(".csv"), config.data.name.partition("=")
-        if kind == "csv" and table.resolve() == Path(source).expanduser().resolve():
-            raise ValueError(
-                f"--curve={curve} would write {table} over the data's table: choose another name"
-            )
-        for file in (path, table):  # before the work, as it may fail
-            artifacts.prepare_for(file)
-        _write_curve(classifier, config, part, split, path)
-        return 0
-    evaluator = evaluate.make_evaluator(
-        classifier.model,
-        classifier.mesh,
-        config,
-        classifier.aggregate,
-        votes_G=_votes(request.flags.drop_groups, classifier),
-    )
-    batch = config_lib.eval_batch(config)
-    result = evaluator(classifier.params, classifier.stats, part, batch)
+    from hsvit_jax import artifacts
+    from hsvit_jax.classifier import lost_groups
+    from hsvit_jax.run_report import measures
+    from hsvit_jax.runtime import coordination
+    from hsvit_jax.train import metrics
+
+    curve, lost = request.flags.curve, request.flags.drop_groups
+    path = cli.ending(curve, word="--curve") if curve else None
+    network = load_classifier(request)
+    config, split, part = _images(request, network)
+    network, step = dataclasses.replace(network, config=config), network.step
+    if path is None:
+        result = lost_groups.evaluate(network, part, lost) if lost else network.evaluate(part)
+        if coordination.is_lead():
+            print(metrics.to_line(step, {"split": split, **result.figures}))
+        table = measures.confusion_table(result.confusion_KK, network.class_names)
+        coordination.print_once(table)
+        return
+    table, (kind, _, source) = path.with_suffix(".csv"), config.data.name.partition("=")
+    if kind == "csv" and table.resolve() == Path(source).expanduser().resolve():
+        raise ValueError(
+            f"--curve={curve} would write {table} over the data's table: choose another name"
+        )
+    for file in (path, table):  # before the work, as it may fail
+        artifacts.prepare_for(file)
+    points = lost_groups.curve(network, part)
     if coordination.is_lead():
-        print(metrics.to_line(classifier.step, {"split": split, **result.figures}))
-    coordination.print_once(confusion_table(result.confusion_KK, classifier.class_names))
-    return 0
+        title = f"{config.model.variant}, {config.data.name}, {split} split, step {step:,}"
+        table, plot = lost_groups.write(points, path, title)
+        for point in points:
+            ends = artifacts.interval(point.mean, len(part))
+            line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
+            print(metrics.to_line(step, line))
+        coordination.print_once(f"{plot} and {table}")
 
 
-def _images(
-    request: cli.Request, classifier: Classifier
-) -> tuple[ml_collections.ConfigDict, str, data.Split]:
+def _images(request: Request, network: "Classifier") -> tuple[Any, str, "Split"]:
     """Loads the images to evaluate, with notes: the configuration, the split's name and itself."""
-    config, split, own = classifier.config, request.flags.split, True
-    if request.config is not None:
-        config = config.copy_and_resolve_references().unlock()
-        own, given = config.data.name == request.config.data.name, request.config.by_hand
-        config.data.name = request.config.data.name
-        for key in ("dir", "on_bad_image"):
-            if not own or f"data.{key}" in given:
-                config.data[key] = request.config.data[key]
-        own = own or classifier.trained_on(config)
-        if not own:  # the share was of the run's own
-            config.data.fraction = 1.0
-        if not own or "data.val_fraction" in given:
-            config.data.val_fraction = request.config.data.val_fraction
-        for key in ("batch", "tta"):
-            if f"eval.{key}" in given:
-                config.eval[key] = request.config.eval[key]
+    from hsvit_jax import run_report, train
+    from hsvit_jax.classifier import other_data
+    from hsvit_jax.runtime import coordination
+
+    config, split, own, asked = network.config, request.flags.split, True, request.config
+    if asked is not None:
+        config, own = other_data.configured(network, asked, asked.by_hand)
     name = config.data.name
     if split is None:  # of a folder beside a named run, which is other data than the run's, all
-        other_data = request.config is not None and name.startswith(("folder=", "csv="))
-        split = "all" if request.run and other_data else "test"
+        beside = request.run and asked is not None and name.startswith(("folder=", "csv="))
+        split = "all" if beside else "test"
     whole = {"test_only": split == "all"}
-    if request.config is None:
+    if asked is None:
         how = f"{request.program} eval {shlex.quote(request.run)} --config=c2a2:"
         how += f"{name.partition('=')[0]}=NEW --split=test"
-        dataset = load_own(config, how, **whole)
+        dataset = run_report.load_own(config, how, **whole)
     else:
         dataset = train.load_data(config, **whole)
     coordination.check_same("data set", dataset.fingerprint)
-    same_name = name == classifier.config.data.name
-    if same_name and classifier.fingerprint not in (None, dataset.fingerprint):
-        coordination.print_once(CHANGED.format(name))
+    same_name = name == network.config.data.name
+    if same_name and network.fingerprint not in (None, dataset.fingerprint):
+        coordination.print_once(run_report.CHANGED.format(name))
     elif split == "all" and own:
         coordination.print_once(
             "note: these are the images of the training; --split=test evaluates those that the "
             "network has not seen"
         )
     part = dataset.test if split == "all" else getattr(dataset, split)
-    part = classifier.relabelled(part, dataset.info)
+    part = network.relabelled(part, dataset.info)
     if not len(part):
         raise ValueError(f"{name} has no {split} split here")
     images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
     hint = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
     coordination.print_once(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
     return config, split, part
-
-
-def _write_curve(
-    classifier: Classifier,
-    config: ml_collections.ConfigDict,
-    part: data.Split,
-    split: str,
-    path: Path,
-) -> None:
-    """Writes accuracy against the number of lost groups: a PNG, a CSV and lines of JSON."""
-    points, step = lost_groups.curve(classifier, part, config), classifier.step
-    if not coordination.is_lead():
-        return
-    name = f"{config.model.variant}, {config.data.name}, {split} split"
-    table, plot = lost_groups.write(points, path, f"{name}, step {step:,}")
-    for point in points:
-        ends = artifacts.interval(point.mean, len(part))
-        line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
-        print(metrics.to_line(step, line))
-    coordination.print_once(f"{plot} and {table}")
-
-
-def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
-    """A weight for each attention group, 0 for the lost ones; None where none is lost."""
-    if lost is None:
-        return None
-    groups = network.model.voters
-    if not groups:
-        raise ValueError(
-            f"--drop_groups={','.join(lost)}: this network has no independent attention groups to "
-            "lose; remove it"
-        )
-    places = {str(g): g for g in range(groups)}
-    numbers = {places.get(word.strip(), -1) for word in lost}
-    voters = set(np.flatnonzero(network.voters_G).tolist())
-    if not numbers or not numbers <= set(range(groups)) or not voters - numbers:
-        others = "" if len(voters) == groups else f", of which {len(voters)} vote"
-        raise ValueError(
-            f"--drop_groups={','.join(lost)}: this network has {groups} attention groups, numbered "
-            f"from 0 to {groups - 1}{others}; name some of them, not all"
-        )
-    return np.array([float(g not in numbers) for g in range(groups)], np.float32)
-
-
-def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -> str:
-    """Formats the confusion matrix, or for many classes the `most` frequent confusions."""
-    if len(names) <= 20:
-        width = max(max(len(n) for n in names), len(str(confusion_KK.max())), 4)
-        head = " " * width + " " + " ".join(f"{n[:width]:>{width}}" for n in names)
-        rows = [
-            f"{n:>{width}} " + " ".join(f"{c:>{width}}" for c in row)
-            for n, row in zip(names, confusion_KK, strict=True)
-        ]
-        return "\n".join(["rows: true class, columns: predicted", head, *rows])
-    confusions = measures.frequent_confusions(confusion_KK, most)
-    lines = [f"{n:>6} × {names[i]} taken for {names[j]}" for n, i, j in confusions]
-    return "\n".join(["most frequent confusions:", *lines])

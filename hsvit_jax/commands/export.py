@@ -2,14 +2,38 @@
 
 from pathlib import Path
 
-import jax
+from absl import flags
 
-from hsvit_jax import cli, export
+from hsvit_jax import cli
+from hsvit_jax.cli import Command, Request
+from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
 
+_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
+_FORMAT = "Default: by OUT's ending. hub: a folder; reference: the authors' PyTorch names."
 
-def run(request: cli.Request) -> None:
+COMMAND = Command(
+    "Writes a trained network as one file, for the hub, under other names, or as programs.",
+    __name__,
+    "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
+    "$ runs/c2a2-digits-strong-seed0 model.onnx\n"
+    "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
+    (
+        *RUN,
+        (flags.DEFINE_enum, "format", None, _FORMATS, _FORMAT),
+        (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
+        (flags.DEFINE_bool, "fused", False, "A FastViT's branches as single convolutions."),
+    ),
+    words="OUT",
+)
+
+
+def run(request: Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
+    import jax
+
+    from hsvit_jax import export
+
     values, source = request.flags, request.source
     out = Path(request.words[0])
     form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])

@@ -2,15 +2,20 @@
 
 import textwrap
 
-from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Request
-from hsvit_jax.config import words
-from hsvit_jax.models import FAMILIES
-from hsvit_jax.weights import sources
+from hsvit_jax.cli import Command, Request
+
+COMMAND = Command(
+    "Lists the networks, data sets, recipes and trained networks that have names.", __name__, "$"
+)
 
 
 def run(request: Request) -> None:
     """Prints the names, each kind under the words that take them."""
+    from hsvit_jax import config as config_lib
+    from hsvit_jax.config import words
+    from hsvit_jax.models import FAMILIES
+    from hsvit_jax.weights import sources
+
     siblings = {family.config_file or name: family for name, family in FAMILIES.items()}
     hsvits = siblings.pop("hsvit").variants
     kinds = {

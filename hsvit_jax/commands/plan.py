@@ -1,26 +1,39 @@
 """hsvit plan: memory, traffic and time of a network on many devices."""
 
-from hsvit_jax import cli, data, train
-from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Misuse, Request
-from hsvit_jax.commands.summary import note_of_few
-from hsvit_jax.models import costs
-from hsvit_jax.planner import plan
-from hsvit_jax.train import optim
+from absl import flags
+
+from hsvit_jax import cli
+from hsvit_jax.cli import Command, Request, define_path
+from hsvit_jax.commands.summary import COSTS, resolved
+
+COMMAND = Command(
+    "Predicts communication and efficiency of an HSViT on many devices.",
+    __name__,
+    "$ --config=configs/c4a8.py --devices=4096",
+    (
+        (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
+        (flags.DEFINE_integer, "group", None, "Devices on the group axis.", 1),
+        (flags.DEFINE_integer, "batch", None, "Examples per step.", 1),
+        (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices.", 1.0),
+        (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device.", 1.0),
+        (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message.", 0.0),
+        (flags.DEFINE_bool, "json", False, "Print JSON."),
+        (define_path, "out", None, "A PNG to draw."),
+    ),
+    config=f"{COSTS} mesh.aggregate mesh.gradients",
+    needs_config=True,
+)
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> None:
     """Prints the plan: how a network spreads over the devices, and the costs."""
+    from hsvit_jax.models import costs
+    from hsvit_jax.planner import plan
+
     values = request.flags.flag_values_dict()
     if values["devices"] is None:
-        raise Misuse("plan needs --devices, for example --devices=4096")
+        raise cli.Misuse("plan needs --devices, for example --devices=4096")
     if values["out"]:
         cli.ending(values["out"])
-    info = data.describe(request.config.data.name, request.config.data.dir or None)
-    config_lib.refuse_unread(request.config)
-    config = config_lib.resolve(request.config, info)
-    model = train.build_model(config)
-    kept = optim.moment_bytes(config.optim, model) / (4 * costs.parameters(model))
-    print(plan.run(config, **values, moments=kept))
-    note_of_few(config)
-    return 0
+    config, model, moments = resolved(request)
+    print(plan.run(config, **values, moments=moments / (4 * costs.parameters(model))))

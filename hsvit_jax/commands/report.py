@@ -2,13 +2,28 @@
 
 from pathlib import Path
 
-from hsvit_jax import classifier, run_report
-from hsvit_jax.cli import Request
+from absl import flags
+
+from hsvit_jax.cli import Command, Request, define_path
+from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
+
+COMMAND = Command(
+    "Writes a run's curves, figures by class, calibration and hardest images as one HTML file.",
+    __name__,
+    "$ runs/c2a2-digits-strong-seed0 --split=test",
+    (
+        *RUN,
+        (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
+        (define_path, "out", None, "Default: report.html of the run, or NAME-report.html."),
+    ),
+)
 
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
+    from hsvit_jax import classifier, run_report
+
     values, source = request.flags, request.source
     folder = Path(source)
     if folder.resolve().name == "checkpoints":

@@ -2,12 +2,38 @@
 
 import os
 
-from hsvit_jax.cli import Misuse, Request
-from hsvit_jax.serve import LOOPBACK
+from absl import flags
+
+from hsvit_jax.cli import Command, Misuse, Request
+from hsvit_jax.commands.trained import RUN
+
+COMMAND = Command(
+    "Serves a trained network over HTTP, with a page to try it on.",
+    __name__,
+    "$ runs/c2a2-digits-strong-seed0 --port=8000\n$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
+    (
+        *RUN,
+        (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback with --token."),
+        (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
+        (flags.DEFINE_string, "token", None, "Requests must bear it; or give HSVIT_TOKEN."),
+        (flags.DEFINE_integer, "batch", 64, "The most images computed together.", 1, 4096),
+        (flags.DEFINE_float, "wait", 2.0, "Milliseconds that an image waits for others.", 0.0),
+        (flags.DEFINE_integer, "queue", 256, "Requests at a time, and images that wait.", 1),
+        (flags.DEFINE_float, "timeout", 30.0, "Seconds until a request is given up.", 0.1),
+        (flags.DEFINE_integer, "max_megabytes", 32, "Of a request.", 1, 256),
+        (flags.DEFINE_integer, "max_pixels", 25_000_000, "Of an image.", 1, 89_478_485),
+        (flags.DEFINE_integer, "parts", 0, "Ray deployments to cut it into; 0: none.", 0),
+        (flags.DEFINE_float, "deadline", 1.0, "--parts: seconds that a part may take.", 0.01),
+        (flags.DEFINE_float, "part_cpus", 0.0, "--parts: CPUs of each, as Ray counts.", 0.0),
+        (flags.DEFINE_float, "part_gpus", 0.0, "--parts: GPUs of each.", 0.0),
+    ),
+)
 
 
 def run(request: Request) -> int:
     """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
+    from hsvit_jax.serve import LOOPBACK
+
     values = request.flags
     token = os.environ.get("HSVIT_TOKEN") if values.token is None else values.token
     if token is not None and not (token := token.strip()):

@@ -1,81 +1,47 @@
-"""hsvit summary: a network's modules, parameters, FLOPs and memory.
-
-The table counts FLOPs as the literature does; the costs of the compiled programs are XLA's, for the
-back end at hand. Nothing is computed or allocated: the programs are compiled for shapes.
-"""
+"""hsvit summary: a network's modules, parameters, FLOPs and memory."""
 
 from typing import Any
 
-import jax
-import ml_collections
-
-from hsvit_jax import cli, data, train
+from hsvit_jax import cli
 from hsvit_jax import config as config_lib
-from hsvit_jax.artifacts import aligned, byte_text
-from hsvit_jax.cli import Request
-from hsvit_jax.models import costs
-from hsvit_jax.train import optim
+from hsvit_jax.cli import Command, Request
+from hsvit_jax.commands.trained import DATA
+
+COSTS = f"model {DATA} data.image_size data.channels data.num_classes optim.name train.batch "
+COSTS += "train.ema_decay"
+
+COMMAND = Command(
+    "Prints parameters, FLOPs by module, and memory of a network.",
+    __name__,
+    "$ --config=configs/c4a8.py:tiny_imagenet",
+    config=f"{COSTS} eval.batch",
+    needs_config=True,
+)
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> None:
     """Prints the network's modules and costs."""
+    from hsvit_jax.planner import summary
+
+    print(summary.summarise(*resolved(request)))
+
+
+def resolved(request: Request) -> tuple[Any, Any, int]:
+    """The resolved configuration, its network, and the bytes that the optimizer keeps.
+
+    Notes of images of a user's own, which are not counted here, that their number decides the
+    recipe.
+    """
+    from hsvit_jax import data, train
+    from hsvit_jax.train import optim
+
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config_lib.refuse_unread(request.config)
     config = config_lib.resolve(request.config, info)
-    print(summarise(config, train.build_model(config)))
-    note_of_few(config)
-    return 0
-
-
-def note_of_few(config: ml_collections.ConfigDict) -> None:
-    """Says of own images, which are not counted here, that their number decides the recipe."""
     if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.by_hand:
         cli.note(
             "batch and optimizer are those of many images; of few, training chooses its own recipe "
             "(docs/data.md, Few images)"
         )
-
-
-def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
-    """Formats the modules and the totals of a network; compiles three programs.
-
-    Args:
-      config: resolved (`hsvit_jax.config.resolve`); of it, the batches, the optimizer,
-        `train.ema_decay` and the names in `model` are read.
-    """
-    count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
-    at_once = config_lib.eval_batch(config)
-    moments = optim.moment_bytes(config.optim, model)
-    state = moments + (4 * count if config.train.ema_decay else 0)
-    optimizer = {"adamw": "AdamW", "muon": "Muon"}.get(config.optim.name, config.optim.name)
-    image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
-    macs = sum(row[2] for row in rows)
-    paper = model.paper_flops(macs)
-    computed = costs.computed_flops(model)
-    fewer = (
-        f", of which {computed / 1e9:.4f} G are computed (no logit depends on the rest)"
-        if computed < 2 * macs
-        else ""
-    )
-    ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
-    lines = [
-        f"{config.model.variant} ({config.model.family}), images {image}, "
-        f"{model.config.num_classes} classes",
-        "",
-        *aligned(
-            [("module", "parameters", "FLOPs")]
-            + [(path, f"{values:,}", f"{2 * n:,}") for path, values, n in rows]
-        ),
-        "",
-        f"parameters {count:,}",
-        f"FLOPs {2 * macs / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
-        f"matrix products){fewer}",
-        *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
-        f"bytes {byte_text(4 * count)} parameters + {byte_text(moments)} {optimizer} moments{ema}, "
-        "float32",
-        f"memory {byte_text(costs.training_bytes(model, batch) + state)} training step of {batch} "
-        "images (forward, backward, optimizer's state), "
-        f"{byte_text(costs.forward_bytes(model, at_once))} evaluation of {at_once} (peaks of the "
-        f"compiled programs, {model.dtype}, {jax.default_backend()}, one device)",
-    ]
-    return "\n".join(lines)
+    model = train.build_model(config)
+    return config, model, optim.moment_bytes(config.optim, model)

@@ -2,25 +2,45 @@
 
 import shlex
 
+from absl import flags
+
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Request
-from hsvit_jax.run_report.fit import fit
-from hsvit_jax.runtime import cluster, coordination, signals
+from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
+from hsvit_jax.commands.trained import JOB
+
+_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
+_STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
+
+COMMAND = Command(
+    "Trains a network, or goes on with a run that was stopped.",
+    __name__,
+    "$ --config=configs/c4a8.py\n"
+    "$ --config=c2a2:digits --config.train.epochs=5\n"
+    "$ --config=c2a2:folder=my_images",
+    (
+        _WORKDIR,
+        JOB,
+        (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
+        (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
+        (flags.DEFINE_bool, "report", True, "Write report.html at the end."),
+    ),
+    config=EVERYTHING,
+    needs_config=True,
+)
 
 
 def run(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
+    from hsvit_jax.run_report.fit import fit
+    from hsvit_jax.runtime import cluster, coordination, signals
+
+    values = request.flags
     with signals.nothing_to_save():  # until the run itself listens for them
-        job = cluster.find(request.flags.distributed)
+        job = cluster.find(values.distributed)
         if job is not None:
-            cluster.start(job, recoverable=request.flags.recoverable)
-        result = fit(
-            request.config,
-            request.workdir,
-            report=request.flags.report,
-            stall_timeout=request.flags.stall_timeout,
-            recoverable=request.flags.recoverable,
-        )
+            cluster.start(job, recoverable=values.recoverable)
+        options = {name: values[name].value for name in ("report", "stall_timeout", "recoverable")}
+        result = fit(request.config, request.workdir, **options)
     if not coordination.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)

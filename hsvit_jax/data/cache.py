@@ -44,18 +44,10 @@ _OTHER_FOLDER = (
 def read_or_build(
     folder: Path, build: Callable[[Path], dict[str, Any]], advice: str = _OTHER_FOLDER
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the arrays and notes of a folder, building it first where it is missing or damaged.
+    """Reads the arrays, memory-mapped, and the notes of a folder from `cache_folder`.
 
-    Args:
-      folder: from `cache_folder`.
-      build: writes files to a scratch folder, arrays as ``.npy``, and returns the notes, JSON.
-      advice: what to do where the folder cannot be written.
-
-    Returns:
-      (arrays by name, memory-mapped, and notes).
-
-    Raises:
-      ValueError: the folder cannot be written.
+    Where it is missing or damaged, ``build`` first writes files to a scratch folder, arrays as
+    ``.npy``, and returns the notes, JSON. ``advice`` says what to do where it cannot be written.
     """
     cached = _read(folder)
     if cached is None:
@@ -67,12 +59,12 @@ def read_or_build(
             (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
             try:
                 os.replace(scratch, folder)
-            except OSError as error:
+            except OSError:
                 if not folder.is_dir():  # one that another process put there first stays
-                    raise ValueError(f"{folder} cannot be written ({error}): {advice}") from error
+                    raise
         cached = _read(folder)
     if cached is None:
-        raise ValueError(f"the files just written to {folder} cannot be read back: bad disk?")
+        raise OSError(f"the files just written to {folder} cannot be read back")
     return cached
 
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from hsvit_jax.data import dataset, formats, unpacked
 from hsvit_jax.data.archives import SUFFIXES, unpack
-from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
+from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch, find_copy
 from hsvit_jax.data.folder import archive_folder, load_listing, unpack_once
-from hsvit_jax.data.images import fit_image, fit_pillow
+from hsvit_jax.data.images import fit_pillow
 from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
@@ -128,19 +128,35 @@ def load_named(name: str, request: Request) -> Source:
 
 
 def _load_digits(request: Request) -> Source:
+    images, labels = formats.read_digits()
+    parts = np.full(len(labels), UNSPLIT, np.int8)
+    split = _fitted(images[..., None], labels, request, bilinear=True)
+    return Source(split, parts, REGISTRY["digits"].info.class_names, "digits, 8×8, scikit-learn")
+
+
+def _fitted(
+    images: np.ndarray, labels: np.ndarray, request: Request, bilinear: bool = False
+) -> Split:
+    """Fits arrays of images: all at once, or as they are read where they are too many."""
     from PIL import Image
 
-    small, labels = formats.read_digits()
+    size, shape = request.image_size, (*request.image_size, request.channels)
 
     def read(index: int) -> np.ndarray:
-        image = Image.fromarray(small[index])
-        return fit_pillow(image, request.image_size, request.channels, request.fit, bilinear=True)
+        image = Image.fromarray(images[index].squeeze())
+        return fit_pillow(image, size, request.channels, request.fit, bilinear=bilinear)
 
-    resident = request.resident(len(small))
-    images = np.stack([read(i) for i in range(len(small))]) if resident else None
-    parts = np.full(len(labels), UNSPLIT, np.int8)
-    class_names = REGISTRY["digits"].info.class_names
-    return Source(Split(labels, images, read), parts, class_names, "digits, 8×8, scikit-learn")
+    if not request.resident(len(images)):
+        return Split(labels, None, read)
+    if images.shape[1:] == shape:
+        return Split(labels, images)
+    whole = np.empty((len(images), *shape), np.uint8)
+    with ThreadPoolExecutor() as pool:
+        for i, image in enumerate(pool.map(read, range(len(images)))):
+            whole[i] = image
+            if not (i + 1) % 1000:
+                request.progress("fitting images", i + 1, len(images))
+    return Split(labels, whole)
 
 
 def _load_imagenet(request: Request) -> Source:
@@ -239,29 +255,8 @@ def _load_arrays(
 
     arrays, notes = read_or_build(cache_folder(request.data_dir, name, key), build)
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
-    shape = (*request.image_size, request.channels)
-
-    def fitted(index: int) -> np.ndarray:
-        return fit_image(images[index], request.image_size, request.channels, request.fit)
-
-    def fit_all(scratch: Path) -> dict[str, Any]:
-        whole = new_array(scratch / "images.npy", np.uint8, (len(images), *shape))
-        with ThreadPoolExecutor() as pool:
-            for done, image in enumerate(pool.map(fitted, range(len(images)))):
-                whole[done] = image
-                if not (done + 1) % 1000:
-                    request.progress("fitting images", done + 1, len(images))
-        whole.flush()
-        return {}
-
-    whole = images if request.resident(len(images)) else None
-    if whole is not None and images.shape[1:] != shape:
-        key |= {"shape": shape, "fit": request.fit}
-        kept, _ = read_or_build(cache_folder(request.data_dir, name, key), fit_all)
-        whole = np.asarray(kept["images"])
-    return Source(
-        Split(labels, whole, fitted), parts, tuple(notes["class_names"]), notes["content"]
-    )
+    split = _fitted(images, labels, request)
+    return Source(split, parts, tuple(notes["class_names"]), notes["content"])
 
 
 def _check_counts(name: str, parts: np.ndarray, labels: np.ndarray | None = None) -> None:

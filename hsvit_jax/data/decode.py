@@ -76,11 +76,7 @@ class Items:
     def decode(
         self, index: int, request: Request, remark: Callable[[str], Any] = bool
     ) -> tuple[np.ndarray, int, bytes]:
-        """Reads one example: image uint8 (H, W, C), label, bytes; `remark` as `read_image`.
-
-        Raises:
-          BadImage: it cannot be read or decoded.
-        """
+        """Reads one example: image uint8 (H, W, C), label, bytes. Raises BadImage."""
         name = self.names[index]
         try:
             raw, label = self.fetch(index)
@@ -97,15 +93,8 @@ def items_of_splits(
     """The examples of a set that comes in splits, in their order.
 
     'test' is the test split and 'validation' the validation split; if only one of them is there, or
-    the test part has no labels, it is the test split.
-
-    Args:
-      where: the set, for messages.
-      splits: records of 'train', 'validation' and 'test', those that there are.
-      read: the bytes and the label of a record, -1 for none.
-
-    Raises:
-      ValueError: there is no training split.
+    the test part has no labels, it is the test split. `read` gives the bytes and the label of a
+    record, -1 for none. Raises ValueError without a training split.
     """
     if "train" not in splits:
         raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
@@ -114,14 +103,13 @@ def items_of_splits(
         if "test" in splits and read(splits["test"][0])[1] < 0:
             del splits["test"]
     used = used_as([SPLITS[name] for name in splits])
-    starts = np.cumsum([0, *map(len, splits.values())])
-    parts = np.repeat([used[SPLITS[name]] for name in splits], np.diff(starts)).astype(np.int8)
-    names = [f"{where} {name}[{i}]" for name, s in splits.items() for i in range(len(s))]
-    sources = list(splits.values())
+    records = [(name, i) for name, rows in splits.items() for i in range(len(rows))]
+    parts = np.array([used[SPLITS[name]] for name, _ in records], np.int8)
+    names = [f"{where} {name}[{i}]" for name, i in records]
 
     def fetch(index: int) -> tuple[bytes, int]:
-        which = int(np.searchsorted(starts, index, side="right")) - 1
-        return read(sources[which][index - int(starts[which])])
+        name, i = records[index]
+        return read(splits[name][i])
 
     return Items(names, parts, fetch)
 
@@ -131,27 +119,22 @@ def decode_items(
 ) -> Source:
     """Reads and checks every item, or takes the result of an earlier time from the cache.
 
-    Args:
-      key: identifies the items' content.
-
-    Raises:
-      ValueError: with ``on_bad_image='error'``, when images cannot be used; it names the first
-        five. With 'skip' they are left out with a warning.
+    `key` identifies the items' content. Images that cannot be used are an error that names the
+    first five; with ``on_bad_image='skip'`` they are left out with a warning.
     """
-    resident = request.resident(len(items.names))
-    shape = [*request.image_size, request.channels]
-    key = {**key, "shape": shape, "fit": request.fit, "in": resident}
-    folder = cache_folder(request.data_dir, name, key)
+    resident, total = request.resident(len(items.names)), len(items.names)
+    key = {**key, "shape": [*request.image_size, request.channels]}
+    folder = cache_folder(request.data_dir, name, key | {"fit": request.fit, "in": resident})
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
     if notes["unread"]:  # which may be readable at the next start, of the same size and time
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
-    _report_bad(bad, len(items.names), request.on_bad_image)
+    _report_bad(bad, total, request.on_bad_image)
     for remark, (count, first) in sorted(notes["remarks"].items()):
-        where = f"{count:,} of {len(items.names):,} images"
+        where = f"{count:,} of {total:,} images"
         warnings.warn(f"{where} {remark}, {one_line(items.names[first])} first", stacklevel=2)
     if items.own:
-        warn_of_copies(len(items.names), notes["copies"], notes["copy"])
+        warn_of_copies(total, notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(class_names)))

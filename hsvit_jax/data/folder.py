@@ -70,10 +70,6 @@ def unpack_once(
       name: of the folder, which may be removed at any time.
       key: identifies the content.
       extra_suffixes: of other files to find.
-
-    Raises:
-      BadArchive: see `archives.unpack`.
-      ValueError: the folder cannot be written.
     """
     folder = archive_folder(name, key, data_dir)
 

@@ -1,15 +1,13 @@
 """Listings of image files in a folder or an archive: the classes and splits in their paths."""
 
 import errno
-import functools
 import os
 import re
 import stat
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,24 +47,6 @@ class Tree:
     files: tuple[File, ...]
     dirs: frozenset[str]
     others: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def held(self) -> dict[str, set[str]]:
-        """Folder with images at any depth → names of such folders in it, and '' for own images."""
-        held: dict[str, set[str]] = {}
-        for folder in {file.name.rpartition("/")[0] for file in self.files}:
-            if folder.count("/") >= MAX_DEPTH:
-                raise ValueError(
-                    f"{self.where} holds images more than {MAX_DEPTH} folders deep, in "
-                    f"{one_line(folder[:60])}…: move them up"
-                )
-            held.setdefault(folder, set()).add("")
-            while folder:
-                folder, _, name = folder.rpartition("/")
-                if name in (names := held.setdefault(folder, set())):
-                    break  # and so has every folder above
-                names.add(name)
-        return held
 
 
 class Row(NamedTuple):
@@ -148,6 +128,49 @@ def tell_others(tree: Tree) -> None:
         )
 
 
+@dataclass
+class _Folder:
+    """A folder: the images in it, those at any depth, and its folders by name."""
+
+    own: list[File] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
+    folders: dict[str, "_Folder"] = field(default_factory=dict)
+
+    @property
+    def held(self) -> dict[str, "_Folder"]:
+        """Its folders with images."""
+        return {name: folder for name, folder in self.folders.items() if folder.files}
+
+    @property
+    def classes(self) -> set[str]:
+        """Names of the folders with images in it, or in the only folder that it holds."""
+        folder = self
+        while not folder.own and len(held := folder.held) == 1:
+            (folder,) = held.values()
+        return {*folder.held}
+
+
+def _grouped(tree: Tree) -> _Folder:
+    """The outer folder of a tree."""
+    top = _Folder()
+    for name in sorted(tree.dirs):
+        folder = top
+        for part in name.split("/"):
+            folder = folder.folders.setdefault(part, _Folder())
+    for file in tree.files:
+        folder, parts = top, file.name.split("/")[:-1]
+        if len(parts) > MAX_DEPTH:
+            raise ValueError(
+                f"{tree.where} holds images in more than {MAX_DEPTH} folders: move them up"
+            )
+        top.files.append(file)
+        for part in parts:
+            folder = folder.folders.setdefault(part, _Folder())
+            folder.files.append(file)
+        folder.own.append(file)
+    return top
+
+
 def arrange(tree: Tree) -> Listing:
     """Finds the classes and splits in the layout of a tree.
 
@@ -161,126 +184,87 @@ def arrange(tree: Tree) -> Listing:
     Raises:
       ValueError: nothing found, or folders that look like splits and would become classes.
     """
-    prefix = _wrapper(tree)
-    tops = _children(tree, prefix)
-    splits = _splits(tree, prefix, tops)
+    top = _grouped(tree)
+    if len(top.folders) == 1 and "train" not in top.folders:
+        (inner,) = top.folders.values()
+        if not inner.own and (len(inner.folders) > 1 or TRAIN in _splits(inner).values()):
+            top = inner
+    splits = _splits(top)
     if TRAIN in splits.values():
-        groups = _named_splits(tree, prefix, splits)
-        unused = [f"{prefix}{name}" for name in sorted(tops - set(splits))]
-        if unused := [name for name in unused if name in tree.held]:
+        if len(set(splits.values())) < len(splits):
+            raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
+        if unused := sorted(set(top.held) - set(splits)):
             warnings.warn(
                 f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
             )
+        splits = {n: part for n, part in splits.items() if part == TRAIN or n in top.held}
+        used = used_as(splits.values())
+        groups = {used[part]: top.folders[name] for name, part in splits.items()}
     else:
-        _refuse_splits_as_classes(tree, prefix, tops)
-        groups = {UNSPLIT: prefix}
-    _tell_folders_within(tree, groups.values())
-    by_part = {part: _classes(tree, at) for part, at in groups.items()}
+        _refuse_splits_as_classes(tree, top)
+        groups = {UNSPLIT: top}
+    by_part = {part: _classes(tree, groups[part]) for part in sorted(groups)}
     class_names = tuple(sorted(set().union(*by_part.values())))
     rows = tuple(
         Row(file, label, part)
-        for part in sorted(by_part)
+        for part, classes in by_part.items()
         for label, name in enumerate(class_names)
-        for file in by_part[part].get(name, ())
+        for file in classes.get(name, ())
     )
     if not rows:
         raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
     return Listing(tree.where, class_names, rows)
 
 
-def _tell_folders_within(tree: Tree, prefixes: Collection[str]) -> None:
-    """Warns of classes with several folders of images, of which somebody may think as classes."""
-    held: dict[tuple[str, str], set[str]] = {}
-    for folder in {file.name.rpartition("/")[0] for file in tree.files}:
-        for prefix in filter(folder.startswith, prefixes):
-            top, *inner = folder[len(prefix) :].split("/", 2)
-            if inner:
-                held.setdefault((prefix, top), set()).add(inner[0])
-    if deep := sorted(place for place, inner in held.items() if len(inner) > 1):
-        warnings.warn(
-            f"{tree.where}: folders within a class are no classes: {deep[0][1]} holds "
-            f"{few(sorted(held[deep[0]]))}",
-            stacklevel=3,
-        )
-
-
-def _splits(tree: Tree, prefix: str, tops: set[str]) -> dict[str, int]:
-    """The splits among the top folders: by any spelling where all of them are splits, or where
-    train and another hold class folders; else by the exact names, as a class may be called Train.
+def _splits(top: _Folder) -> dict[str, int]:
+    """The splits among the folders: by any spelling where all of them are splits, or where train
+    and another hold class folders; else by the exact names, as a class may be called Train.
     """
-    spelt = {name: _SPELLINGS[name.lower()] for name in sorted(tops) if name.lower() in _SPELLINGS}
-    if set(spelt) == tops:
+    names = sorted(top.folders)
+    spelt = {name: _SPELLINGS[name.lower()] for name in names if name.lower() in _SPELLINGS}
+    if len(spelt) == len(names):
         return spelt
-    held = {name: part for name, part in spelt.items() if len(_held(tree, prefix + name)) > 1}
+    held = {name: part for name, part in spelt.items() if len(top.folders[name].classes) > 1}
     several = TRAIN in held.values() and len(set(held.values())) > 1
     return {n: part for n, part in spelt.items() if n in SPLIT_NAMES or (several and n in held)}
 
 
-def _held(tree: Tree, folder: str) -> set[str]:
-    """Names of the folders with images in a folder, or in the only folder that it holds."""
-    while len(names := tree.held.get(folder, set())) == 1 and "" not in names:
-        folder = f"{folder}/{next(iter(names))}"
-    return names - {""}
-
-
-def _refuse_splits_as_classes(tree: Tree, prefix: str, tops: set[str]) -> None:
+def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
     """Refuses splits that are not called so, or without train; warns of a class test."""
-    like = [name for name in sorted(tops) if {*re.split("[^a-z]+", name.lower())} & {*_SPELLINGS}]
-    held = {name: _held(tree, prefix + name) for name in like}
-    held = {name: inner for name, inner in held.items() if len(inner) > 1}
+    held = {
+        name: classes
+        for name, folder in sorted(top.folders.items())
+        if {*re.split("[^a-z]+", name.lower())} & {*_SPELLINGS}
+        and len(classes := folder.classes) > 1
+    }
     shared = set.intersection(*held.values()) if len(held) > 1 else ()
     if shared or any(name.lower() in _SPELLINGS for name in held):
         raise ValueError(
             f"{tree.where} holds {few(held)}, which look like splits without train: rename them "
             f"to train, test and val, or take them away. {LAYOUT}"
         )
-    if classes := sorted(tops & {*SPLIT_NAMES}):
+    if classes := sorted({*top.folders} & {*SPLIT_NAMES}):
         warnings.warn(
             f"{tree.where} has no train folder: {few(classes)} is taken for a class", stacklevel=2
         )
 
 
-def _wrapper(tree: Tree) -> str:
-    """The single outer folder, if it looks like a data set and not like a class; else ''."""
-    tops = _children(tree, "")
-    if len(tops) != 1 or "train" in tops:
-        return ""
-    outer = f"{next(iter(tops))}/"
-    inner = _children(tree, outer)
-    is_set = len(inner) > 1 or TRAIN in _splits(tree, outer, inner).values()
-    return outer if is_set and "" not in tree.held.get(outer[:-1], ()) else ""
-
-
-def _children(tree: Tree, prefix: str) -> set[str]:
-    """Names of the folders directly below ``prefix``, empty ones included, hidden ones not."""
-    below = {name[len(prefix) :].split("/")[0] for name in tree.dirs if name.startswith(prefix)}
-    return {name for name in below if name and not name.startswith(HIDDEN)}
-
-
-def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
-    if len(set(splits.values())) < len(splits):
-        raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
-    splits = {n: part for n, part in splits.items() if part == TRAIN or prefix + n in tree.held}
-    used = used_as(splits.values())
-    return {used[part]: f"{prefix}{name}/" for name, part in splits.items()}
-
-
-def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
+def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     """Files by class name (NFC, so that one name spelled on two systems is one class)."""
-    classes = {unicodedata.normalize("NFC", name): [] for name in _children(tree, prefix)}
-    loose = []
-    for file in tree.files:
-        if file.name.startswith(prefix):
-            top, slash, _ = file.name[len(prefix) :].partition("/")
-            top = unicodedata.normalize("NFC", top)
-            if not slash:
-                loose.append(file.name)
-            elif top in classes:
-                classes[top].append(file)
-    if loose and classes:
+    classes: dict[str, list[File]] = {}
+    for name, folder in sorted(top.folders.items()):
+        classes.setdefault(unicodedata.normalize("NFC", name), []).extend(folder.files)
+    deep = {name: folder.held for name, folder in top.folders.items() if len(folder.held) > 1}
+    for name in sorted(deep)[:1]:
         warnings.warn(
-            f"{len(loose)} images of {tree.where} lie in no class folder and are not used, "
-            f"{one_line(loose[0])} first",
+            f"{tree.where}: folders within a class are no classes: {name} holds "
+            f"{few(sorted(deep[name]))}",
+            stacklevel=2,
+        )
+    if top.own and classes:
+        warnings.warn(
+            f"{len(top.own)} images of {tree.where} lie in no class folder and are not used, "
+            f"{one_line(top.own[0].name)} first",
             stacklevel=2,
         )
     return classes

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from hsvit_jax.data.dataset import Split, check_indices
+from hsvit_jax.data.dataset import Split
 
 
 def stream_batches(
@@ -23,12 +23,10 @@ def stream_batches(
       prefetch: how many batches to read ahead.
 
     Yields:
-      Images uint8 (n, H, W, C), labels int32 (n,) and indices int64 (n,) of each index batch.
+      Images uint8 (n, H, W, C), labels int32 (n,) and indices (n,) of each index batch.
 
     Raises:
       BadImage: a file can no longer be read; it is named.
-      ValueError: an empty batch.
-      IndexError: an index outside the split.
     """
     read = split.images.__getitem__ if split.images is not None else split.read
     pool = ThreadPoolExecutor(threads)
@@ -36,7 +34,6 @@ def stream_batches(
 
     def submit() -> None:
         if (indices := next(index_batches, None)) is not None:
-            indices = check_indices(indices, len(split))
             ahead.append((indices, [pool.submit(read, index) for index in indices.tolist()]))
 
     try:

@@ -23,36 +23,32 @@ def open_builder(name: str, data_dir: Path) -> Any:
     """Opens the TFDS builder of ``name``, from ``data_dir`` or TFDS' own folder.
 
     Raises:
-      ValueError: TFDS knows no such set.
+      ValueError: TFDS knows no such set, or it is prepared in another form alone.
     """
     import tensorflow_datasets as tfds
 
-    unprepared, other_form = [], None
+    unprepared, other_form = [], ""
     for folder, file_format in itertools.product((data_dir, None), _READABLE):
         try:
             builder = tfds.builder(name, data_dir=folder, file_format=file_format)
         except (tfds.core.DatasetNotFoundError, ImportError) as error:
             lines = (x.strip() for x in str(error).splitlines() if x[:3] != "\t- ")  # all names
-            raise ValueError(
-                f"tfds={name} cannot be opened ({' '.join(lines)}); the names are at "
-                "https://www.tensorflow.org/datasets/catalog"
-            ) from error
+            raise ValueError(f"tfds={name} cannot be opened: {' '.join(lines)}") from error
         except ValueError as error:  # prepared there in another form
-            other_form = other_form or error
+            other_form = other_form or str(error)
             continue
         if is_prepared(builder):
             return builder
         unprepared.append(builder)
     if not unprepared:
-        raise ValueError(f"tfds={name}: {other_form}") from other_form
+        raise ValueError(f"tfds={name}: {other_form}")
     return unprepared[0]
 
 
 def is_prepared(builder: Any) -> bool:
     """Whether the builder's files are on disk in a form that can be read without TensorFlow."""
-    if not builder.is_prepared():
-        return False
-    return builder.info.file_format is not None and builder.info.file_format.value in _READABLE
+    form = builder.info.file_format
+    return builder.is_prepared() and form is not None and form.value in _READABLE
 
 
 def describe_tfds(name: str, builder: Any) -> DataInfo:
@@ -99,22 +95,19 @@ def load_tfds(name: str, builder: Any, request: Request) -> Source:
 
 
 def _prepare(name: str, builder: Any) -> None:
+    why = None
     if importlib.util.find_spec("tensorflow") is None:
+        why = "TensorFlow, which TFDS needs for it, is not installed. Nothing was downloaded"
+    for url in [] if why else list(builder.url_infos or {})[:1]:
+        reason = probe(url)  # TFDS itself would retry for minutes
+        why = reason and f"{url} cannot be reached: {reason}"
+    if why:
         raise DataUnavailable(
             f"tfds={name} is not prepared in {builder.data_dir} in the array_record or parquet "
-            "form, and TensorFlow, which TFDS needs to prepare it, is not installed. Nothing was "
-            "downloaded. Either install TensorFlow once (pip install tensorflow-cpu) and start "
-            "again, or prepare it elsewhere with "
-            f"tfds.builder({name!r}, file_format='array_record').download_and_prepare() and copy "
-            "the folder here. The data set 'digits' is embedded and needs neither (':digits')."
+            f"form, and {why}. Install tensorflow-cpu and start again with a connection, or "
+            f"prepare it elsewhere with tfds.builder({name!r}, file_format='array_record')."
+            "download_and_prepare() and copy the folder here; ':digits' needs no download."
         )
-    for url in list(builder.url_infos or {})[:1]:  # TFDS itself would retry for minutes
-        why = probe(url)
-        if why is not None:
-            raise DataUnavailable(
-                f"tfds={name} has to be downloaded and {url} cannot be reached: {why}. Put a "
-                f"prepared copy at {builder.data_dir}, or use ':digits', which needs no download."
-            )
     builder.download_and_prepare()
 
 
@@ -123,12 +116,9 @@ def _keys(name: str, builder: Any) -> tuple[str, str]:
 
     features = builder.info.features
     keys = builder.info.supervised_keys or ("image", "label")
-    if (
-        len(keys) != 2
-        or not all(isinstance(key, str) and key in features for key in keys)
-        or not isinstance(features[keys[0]], tfds.features.Image)
-        or not isinstance(features[keys[1]], tfds.features.ClassLabel)
-    ):
+    kinds = tuple(features[key] for key in keys if isinstance(key, str) and key in features)
+    wanted = tfds.features.Image, tfds.features.ClassLabel
+    if len(kinds) != len(keys) or len(keys) != 2 or not all(map(isinstance, kinds, wanted)):
         raise ValueError(
             f"tfds={name} is not a set of images with one class label each: its features are "
             f"{few(sorted(features))}"

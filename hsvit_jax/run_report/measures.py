@@ -118,6 +118,21 @@ def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, 
     return [(int(counts_N[i]), *pairs_N2[i].tolist()) for i in order]
 
 
+def confusion_table(confusion_KK: np.ndarray, names: Sequence[str], most: int = 10) -> str:
+    """Formats the confusion matrix, or for many classes the `most` frequent confusions."""
+    if len(names) <= 20:
+        width = max(max(len(n) for n in names), len(str(confusion_KK.max())), 4)
+        head = " " * width + " " + " ".join(f"{n[:width]:>{width}}" for n in names)
+        rows = [
+            f"{n:>{width}} " + " ".join(f"{c:>{width}}" for c in row)
+            for n, row in zip(names, confusion_KK, strict=True)
+        ]
+        return "\n".join(["rows: true class, columns: predicted", head, *rows])
+    confusions = frequent_confusions(confusion_KK, most)
+    lines = [f"{n:>6} × {names[i]} taken for {names[j]}" for n, i, j in confusions]
+    return "\n".join(["most frequent confusions:", *lines])
+
+
 def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Sequence[np.ndarray]:
     """Indices of the `most` most wrong images, and of the least sure of the others.
 

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +78,7 @@ def test_subsets_are_all_of_them_or_different_ones_drawn_by_the_seed():
 def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
     """21 examples in batches of 8: as an evaluation of each set by itself has it."""
     (network, *trees, split), (classifier, _) = trained, placed(trained, group, count)
-    points = votes.curve(classifier, split, SETTINGS, most=4)
+    points = votes.curve(classifier, split, most=4)
     assert [(p.lost_groups, p.subsets) for p in points] == [(0, 1), (2, 4), (4, 4), (6, 4)]
     sets = votes.subsets(votes.units(network), 4, 0)
 
@@ -105,7 +104,7 @@ def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
 def test_the_trunk_is_computed_once_for_all_sets(trained):
     """Twenty more sets of voters cost twenty heads, and no convolution or attention."""
     c, split = placed(trained, 1, 1)
-    counter, valid = votes.make_counter(c, SETTINGS), np.ones(21, bool)
+    counter, valid = votes.make_counter(c), np.ones(21, bool)
 
     def multiply_adds(sets):
         inputs = split.images, split.labels, valid, jnp.ones((sets, 8))
@@ -128,10 +127,10 @@ def test_the_curve_on_disk(tmp_path):
     }
 
 
-def test_a_curve_is_not_written_over_the_table_of_the_data(tmp_path, monkeypatch, capsys):
+def test_a_curve_is_not_written_over_the_table_of_the_data(trained, tmp_path, monkeypatch, capsys):
     config = small_runs.small_config(data__name=f"csv={tmp_path}/./labels.csv")
     images = config, "all", data.Split(np.zeros(1, np.int32), None)
-    monkeypatch.setattr(evaluate, "load_classifier", lambda request: types.SimpleNamespace())
+    monkeypatch.setattr(evaluate, "load_classifier", lambda request: placed(trained, 1, 1)[0])
     monkeypatch.setattr(evaluate, "_images", lambda *_: images)
     monkeypatch.setattr(votes, "curve", pytest.fail)
     (tmp_path / "link.csv").symlink_to("labels.csv")
@@ -146,17 +145,22 @@ def test_a_curve_is_not_written_over_the_table_of_the_data(tmp_path, monkeypatch
         assert message in capsys.readouterr().err
 
 
-def test_groups_that_were_lost_in_training_are_lost_already(trained):
+def test_groups_that_were_lost_in_training_are_lost_already(trained, monkeypatch):
     """Of eight in four towers, one tower: a curve begins at two, and the other six can be named."""
     classifier, split = placed(trained, 1, 1)[0], trained[-1]
     lost = dataclasses.replace(classifier)
     vars(lost)["voters_G"] = np.array([1, 1, 0, 0, 1, 1, 1, 1], np.float32)
-    points = votes.curve(lost, split, SETTINGS, most=4)
+    points = votes.curve(lost, split, most=4)
     assert [(p.lost_groups, p.subsets) for p in points] == [(2, 1), (4, 3), (6, 3)]
-    assert evaluate._votes(["0", "1", "4"], lost).tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
-    with pytest.raises(
-        ValueError, match="8 attention groups, numbered from 0 to 7, of which 6 vote; "
-    ):
-        evaluate._votes([*"014567"], lost)
-    with pytest.raises(ValueError, match="--drop_groups=: this network has 8 attention groups"):
-        evaluate._votes([], lost)
+    given = []
+    monkeypatch.setattr(
+        votes.evaluate_lib,
+        "make_evaluator",
+        lambda *_, votes_G: given.append(votes_G) or (lambda *_: None),
+    )
+    votes.evaluate(lost, split, ["0", " 1", "4"])
+    assert given[0].tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
+    plain = dataclasses.replace(lost, model=build_model("resnet:tiny"))
+    for network, numbers in ((lost, "014567"), (lost, "8"), (lost, "a"), (plain, "0")):
+        with pytest.raises(ValueError, match=f"--drop_groups={','.join(numbers)}: .* groups"):
+            votes.evaluate(network, split, [*numbers])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from support.small_runs import metric_lines, sizes_of
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, main, models, train
-from hsvit_jax.commands import evaluate
 from hsvit_jax.config import variants
 from hsvit_jax.train import loop
 
@@ -105,14 +103,10 @@ def test_a_patch_can_be_set():
     assert sizes_of(config_lib.resolve(config, data.describe("digits"))).tokens == 256
 
 
-def test_no_groups_can_be_lost_where_there_are_none():
-    """Of a network built from Python, for images that are no squares."""
+def test_a_network_from_python_for_images_that_are_no_squares():
     sizes = {"image_size": (16, 24), "channels": 1, "num_classes": 7}
     model = classifier_lib.build_model("vix:vit,rope,tiny", **sizes)
     assert model.config.map_size == (2, 3) and model.config.num_classes == 7
-    with pytest.raises(ValueError, match="--drop_groups=0: this network has no independent"):
-        evaluate._votes(["0"], SimpleNamespace(model=model))
-    assert evaluate._votes(None, SimpleNamespace(model=model)) is None
 
 
 @pytest.mark.slow

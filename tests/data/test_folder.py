@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.commands import predict
-from hsvit_jax.data import archives, cache, folder, images, listing
+from hsvit_jax.classifier import files
+from hsvit_jax.data import archives, cache, folder, listing
 from hsvit_jax.data.stream import stream_batches
 
 
@@ -99,25 +99,6 @@ def test_of_a_test_alone_one_class_will_do(tmp_path, load):
     assert sizes(dataset) == (0, 0, 3)
 
 
-def test_the_size_and_colours_are_those_of_all_classes(tmp_path):
-    for number, name in enumerate("abcde"):
-        for i in range(12):
-            put(tmp_path / f"grey/{name}/{i}.png", i, mode="RGB" if number > 2 else "L")
-            put(tmp_path / f"large/{name}/{i}.png", i, size=(80, 80) if number > 1 else (20, 20))
-    assert data.describe(f"folder={tmp_path / 'grey'}").channels == 3
-    assert data.describe(f"folder={tmp_path / 'large'}").image_size == (128, 128)
-
-
-def test_what_a_folder_holds_beside_images(tmp_path, load):
-    root = make(tmp_path / "set", {"": 20})
-    put(root / "cat/@eaDir/000.png", 1)
-    (root / "LICENSE").write_text("of the set")
-    assert sizes(load(root)) == (24, 8, 8)
-    (root / "cat/photo").write_text("of a cat")
-    with pytest.warns(match="no images that can be read: 1 without ending; cat/photo first"):
-        assert sizes(load(root)) == (24, 8, 8)
-
-
 def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
     """Whatever the ending, in a folder, an archive, and a folder for `predict`."""
     root = make(tmp_path / "set", {"": 20})
@@ -146,7 +127,7 @@ def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
             with pytest.warns(match=r"left out, as they are .*: 3 \.txt, .*dog/a\.txt first"):
                 assert load(path).fingerprint == whole.fingerprint
     with pytest.warns(match=r": 3 \.txt, .* first"):
-        assert len(predict.image_files([str(root / "dog")])) == 31
+        assert len(files.listed([str(root / "dog")])) == 31
     (root / "dog/photo.part").write_bytes((root / "dog/odd0.JPG").read_bytes()[:100])
     with pytest.raises(ValueError, match=r"photo\.part: cannot be read"), pytest.warns():
         load(root)
@@ -191,11 +172,9 @@ def test_a_streamed_image_that_is_replaced_is_noticed(tmp_path, load):
 def test_labels_follow_the_folders(tmp_path, load):
     root = make(tmp_path / "set", {"train": 4, "test": 2}, classes=("zebra", "ant", "été"))
     dataset = load(root, val_fraction=0)
-    assert dataset.info.class_names == ("ant", "zebra", "été")
-    assert len(dataset.val) == 0
-    # 'zebra' was written first: colours 0..3 in train, 12 and 13 in test.
-    assert set(dataset.train.images[dataset.train.labels == 1][:, 0, 0, 0].tolist()) == {0, 1, 2, 3}
-    assert set(dataset.test.images[dataset.test.labels == 1][:, 0, 0, 0].tolist()) == {12, 13}
+    assert dataset.info.class_names == ("ant", "zebra", "été") and len(dataset.val) == 0
+    for split, zebras in ((dataset.train, {0, 1, 2, 3}), (dataset.test, {12, 13})):
+        assert {*split.images[split.labels == 1][:, 0, 0, 0].tolist()} == zebras  # as written
 
 
 ARCHIVES = ("a.zip", "a.tar", "a.tar.gz", "a.tar.xz")
@@ -213,78 +192,70 @@ def pack(root: Path, path: Path) -> Path:
     return path
 
 
-def test_archives_equal_their_folder(tmp_path, load):
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_archives_equal_their_folder(name, tmp_path, load):
+    """With one folder around train and test, or around train alone."""
     root = make(tmp_path / "set", {"train": 5, "test": 2})
     expected = load(root)
-    for name in ARCHIVES:
-        path = pack(root, tmp_path / name)
-        for again in (False, True):
-            with pytest.warns(match="cached files in .* damaged") if again else nullcontext():
-                dataset = load(path)
-            assert dataset.fingerprint == expected.fingerprint
-            np.testing.assert_array_equal(dataset.train.images, expected.train.images)
-            (notes,) = (tmp_path / "data").rglob(f"unpacked-{name.replace('.', '-')}-*/notes.json")
-            next(notes.parent.rglob("*.png")).unlink()
-            listing = folder.find_listing(str(path), tmp_path / "data")  # unpacked again
-            assert all(os.path.isfile(row.file.path) for row in listing.rows)
-            notes.write_text("{")  # damaged: unpacked again
-        with pytest.warns(match="damaged"):
-            info = data.describe(f"folder={path}", str(tmp_path / "data"))
-        assert info.class_names == ("cat", "dog")
+    path = pack(root, tmp_path / name)
+    for again in (False, True):
+        with pytest.warns(match="cached files in .* damaged") if again else nullcontext():
+            dataset = load(path)
+        assert dataset.fingerprint == expected.fingerprint
+        np.testing.assert_array_equal(dataset.train.images, expected.train.images)
+        (notes,) = (tmp_path / "data").rglob(f"unpacked-{name.replace('.', '-')}-*/notes.json")
+        next(notes.parent.rglob("*.png")).unlink()
+        rows = folder.find_listing(str(path), tmp_path / "data").rows  # unpacked again
+        assert len(rows) == 14 and all(os.path.isfile(row.file.path) for row in rows)
+        notes.write_text("{")  # damaged: unpacked again
+    for part in ("train", "Training"):
+        root = make(tmp_path / part / "set", {part: 10})
+        outer = root if "tar" in name else root.parent  # tars have a folder around them anyway
+        found = load(pack(outer, tmp_path / f"{part}-{name}"))
+        assert found.info.class_names == ("cat", "dog") and sizes(found) == (12, 4, 4)
 
 
 def test_a_class_folder_of_an_archive_may_be_empty_as_a_folder_s_may(tmp_path, load):
     """Where folders have no entries of their own either."""
     root = make(tmp_path / "set", {"": 5})
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-        for file in (file for file in root.rglob("*") if file.is_file()):
-            archive.write(file, file.relative_to(root).as_posix())
-        archive.writestr("emu/heic/readme.txt", "later")
+    (root / "emu/heic").mkdir(parents=True)
+    (root / "emu/heic/readme.txt").write_text("later")
+    pack(root, tmp_path / "set.zip")
     emu = pytest.warns(UserWarning, match=r"no training image of emu, .*test: emu 0/0/0\)")
     with pytest.warns(UserWarning, match="left out"), emu:
         assert load(tmp_path / "set.zip").info.class_names == ("cat", "dog", "emu")
 
 
-def test_an_archive_may_have_a_folder_around_its_only_split(tmp_path, load):
-    for part in ("train", "Training"):
-        root = make(tmp_path / part / "set", {part: 10})
-        found = load(pack(root.parent, tmp_path / f"{part}.zip"))
-        assert found.info.class_names == ("cat", "dog") and sizes(found) == (12, 4, 4)
-
-
 def test_fingerprint_is_of_the_content_not_of_the_place(tmp_path, load):
-    first = load(make(tmp_path / "one", {"train": 5, "test": 2}))
-    moved = load(make(tmp_path / "two", {"train": 5, "test": 2}))
-    assert moved.fingerprint == first.fingerprint
-    assert load(tmp_path / "one", val_fraction=0.3).fingerprint != first.fingerprint
+    first = load(make(tmp_path / "one", {"train": 5, "test": 2})).fingerprint
+    two = make(tmp_path / "two", {"train": 5, "test": 2})
+    assert load(two).fingerprint == first
     cropped, padded = (load(tmp_path / "one", image_size=(8, 6), fit=f) for f in ("crop", "pad"))
-    assert len({first.fingerprint, cropped.fingerprint, padded.fingerprint}) == 3
     assert cropped.train.images[:, 0].any() and not padded.train.images[:, 0].any()
-    assert load(tmp_path / "one", channels=1).fingerprint != first.fingerprint
-    (tmp_path / "two/train/cat/004.png").rename(tmp_path / "two/train/dog/-00.png")
-    assert load(tmp_path / "two").fingerprint != first.fingerprint  # same files, another label
-    (tmp_path / "two/train/dog/-00.png").rename(tmp_path / "two/train/cat/004.png")
-    assert load(tmp_path / "two").fingerprint == first.fingerprint
-    put(tmp_path / "two/train/cat/000.png", 99)
-    assert load(tmp_path / "two").fingerprint != first.fingerprint
+    others = [load(tmp_path / "one", **how) for how in ({"val_fraction": 0.3}, {"channels": 1})]
+    (two / "train/cat/004.png").rename(two / "train/dog/-00.png")
+    others += [cropped, padded, load(two)]  # the same files, another label
+    (two / "train/dog/-00.png").rename(two / "train/cat/004.png")
+    assert load(two).fingerprint == first
+    put(two / "train/cat/000.png", 99)
+    assert len({first, load(two).fingerprint, *(found.fingerprint for found in others)}) == 7
 
 
-def test_describe_peeks_at_size_and_channels(tmp_path):
+def test_size_and_channels_follow_from_headers_of_all_classes(tmp_path):
     for side, expected in ((20, 32), (33, 64), (100, 128), (400, 128)):
         for name in ("a", "b"):
-            put(tmp_path / f"{side}" / name / "0.png", 1, (side, side + 50), "L")
-        info = data.describe(f"folder={tmp_path / str(side)}")
+            put(tmp_path / f"{side}/{name}/0.png", 1, (side, side + 50), "L")
+            put(tmp_path / f"tiff/{name}/0.tiff", 1, (600, 600), "L")  # whose header is its end
+        info = data.describe(f"folder={tmp_path}/{side}")
         assert (info.image_size, info.channels, info.num_classes) == ((expected,) * 2, 1, 2)
         assert len(info.mean) == len(info.std) == 1
-    for name in ("a", "b"):  # these say what they are at their ends
-        path = put(tmp_path / f"tiff/{name}/0.png", 1, (600, 600), "L").with_suffix(".tiff")
-        grey = np.random.default_rng(0).integers(0, 256, (600, 600), dtype=np.uint8)
-        Image.fromarray(grey).save(path, compression="tiff_lzw")
-        path.with_suffix(".png").unlink()
-    assert data.describe(f"folder={tmp_path / 'tiff'}").channels == 1
-    put(tmp_path / "20" / "b" / "0.png", 1, (20, 20))
-    info = data.describe(f"folder={tmp_path / '20'}")
-    assert info.channels == len(info.mean) == 3
+    assert data.describe(f"folder={tmp_path}/tiff").channels == 1
+    for number, name in enumerate("abcde"):
+        for i in range(12):
+            put(tmp_path / f"grey/{name}/{i}.png", i, mode="RGB" if number > 2 else "L")
+            put(tmp_path / f"large/{name}/{i}.png", i, size=(80, 80) if number > 1 else (20, 20))
+    assert data.describe(f"folder={tmp_path}/grey").channels == 3
+    assert data.describe(f"folder={tmp_path}/large").image_size == (128, 128)
 
 
 def spoil(root: Path) -> list[str]:
@@ -295,21 +266,6 @@ def spoil(root: Path) -> list[str]:
     whole = (root / "test/dog/000.png").read_bytes()
     (root / "test/dog/000.png").write_bytes(whole[: len(whole) // 2])
     return ["cat/000.png", "dog/001.png", "dog/link.png", "dog/pipe.png", "test/dog/000.png"]
-
-
-def test_no_message_lists_more_than_five(tmp_path, load):
-    root = make(tmp_path / "set", {"": 14})
-    for i in range(13):
-        (root / f"cat/{i:03d}.png").write_bytes(b"no")
-    with pytest.raises(ValueError, match="13 of 28") as error:
-        load(root)
-    assert str(error.value).count(".png") == 5
-    assert "and 8 more" in str(error.value)
-    make(tmp_path / "two", {"train": 5, "test": 1})
-    for i in range(200):
-        (tmp_path / f"two/train/class {i:03d}").mkdir()
-    with pytest.warns(UserWarning, match=r"no training image of class 000, .*, class 004 and 195"):
-        load(tmp_path / "two")
 
 
 def test_bad_images_are_fatal_or_skipped_with_a_warning(tmp_path, load):
@@ -352,17 +308,6 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
 
     monkeypatch.setattr(folder, "read_file", failing)
     with pytest.warns(match=r"1 of 20 images .* left out:\n.*cat/003.*: Input/output error"):
-        assert sum(sizes(load(root, on_bad_image="skip"))) == 19
-    monkeypatch.undo()
-
-    def hungry(image, *rest, **how):
-        if image.getpixel((0, 0)) == (3, 252, 7):
-            raise MemoryError
-        return fit(image, *rest, **how)
-
-    fit = images.fit_pillow
-    monkeypatch.setattr(images, "fit_pillow", hungry)
-    with pytest.warns(match=r"left out:\n.*cat/003.*: cannot be read: MemoryError"):
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
@@ -435,11 +380,10 @@ def test_hidden_and_other_files_are_passed_over(tmp_path, load):
 def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
     (root / "cat/again").symlink_to(root, target_is_directory=True)
-    (root / "cat/self").symlink_to(root / "cat", target_is_directory=True)
+    (root / "cat/itself").symlink_to("itself")
     make(tmp_path / "elsewhere", {"": 10}, classes=("ant", "bee", "emu"))  # other colours
     (root / "emu").symlink_to(tmp_path / "elsewhere/emu", target_is_directory=True)
-    (root / "cat/itself").symlink_to("itself")
-    with pytest.warns(UserWarning, match="in a circle are not followed: cat/again, cat/itself, c"):
+    with pytest.warns(UserWarning, match="in a circle are not followed: cat/again, cat/itself"):
         dataset = load(root)
     assert dataset.info.class_names == ("cat", "dog", "emu")
     assert sum(sizes(dataset)) == 30
@@ -491,14 +435,12 @@ def test_paths_that_hold_no_data(tmp_path, load):
 def test_too_large_for_memory_is_streamed_with_equal_pixels(tmp_path, load):
     root = make(tmp_path / "set", {"train": 10, "test": 3})
     resident, streamed = load(root), load(root, resident_limit_bytes=26 * 6 * 6 * 3 - 1)
-    assert resident.resident
-    assert not streamed.resident
+    assert resident.resident and not streamed.resident
     assert streamed.fingerprint == resident.fingerprint
     for a, b in ((resident.train, streamed.train), (resident.val, streamed.val)):
         np.testing.assert_array_equal(a.images, b.gather(np.arange(len(b))))
         np.testing.assert_array_equal(a.labels, b.labels)
-        np.testing.assert_array_equal(b.read(1), a.images[1])
-    with pytest.raises(IndexError, match="do not fit a split of 6"):
+    with pytest.raises(IndexError, match="out of bounds"):
         streamed.test.gather([6])
     (root / "test/dog/002.png").unlink()
     with pytest.raises(data.BadImage, match=r"test/dog/002\.png: cannot be read"):
@@ -528,36 +470,30 @@ def test_the_second_time_only_changed_files_are_decoded(tmp_path, load, monkeypa
 
 
 def test_an_archive_of_one_size_and_time_is_unpacked_again(tmp_path, load):
-    archive = tmp_path / "set.zip"
     for value in (10, 60):
         aside = tmp_path / "aside.zip"
         with zipfile.ZipFile(aside, "w") as file:
             for i, name in enumerate(("cat", "dog") * 10):
                 file.write(put(tmp_path / "one.bmp", value + i), f"{name}/{i}.bmp")
         os.utime(aside, (1e9, 1e9))
-        os.replace(aside, archive)
-        assert load(archive).train.images[..., 0].min() in range(value, value + 20)
+        os.replace(aside, tmp_path / "set.zip")
+        assert load(tmp_path / "set.zip").train.images[..., 0].min() in range(value, value + 20)
 
 
 def test_a_path_that_leads_elsewhere_is_decoded_again(tmp_path, load, monkeypatch):
     """Of files of the same names, sizes and times, as bitmaps and `rsync -t` have them."""
+    lines = [f"photos/{n}/{i}.bmp,{n}" for i, n in enumerate(("cat", "dog") * 10)]
     for value, place in ((10, "A"), (20, "B")):
         for i, name in enumerate(("cat", "dog") * 10):
             file = put(tmp_path / f"{place}/photos/{name}/{i}.bmp", value + i)
             os.utime(file, (1e9, 1e9))
-        table = [f"photos/{n}/{i}.bmp,{n}" for i, n in enumerate(("cat", "dog") * 10)]
-        (tmp_path / place / "t.csv").write_text("\n".join(["image,label", *table]))
+        (tmp_path / place / "t.csv").write_text("\n".join(["image,label", *lines]))
     for value, place in ((10, "A"), (20, "B")):
         monkeypatch.chdir(tmp_path / place)
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to(place)
-        read = data.load("csv=t.csv", image_size=(6, 6), data_dir=str(tmp_path / "data"))
-        (tmp_path / "set").mkdir(exist_ok=True)
-        for name in ("cat", "dog"):
-            (tmp_path / "set" / name).unlink(missing_ok=True)
-            (tmp_path / "set" / name).symlink_to(tmp_path / place / "photos" / name)
-        linked = (load(tmp_path / "link/photos"), load(tmp_path / "set"))
-        for found in (load("photos"), *linked, read):
+        table = data.load("csv=t.csv", image_size=(6, 6), data_dir=str(tmp_path / "data"))
+        for found in (load("photos"), load(tmp_path / "link/photos"), table):
             pixels = np.concatenate([s.images for s in (found.train, found.val, found.test)])
             assert sorted(pixels[:, 0, 0, 0].tolist()) == list(range(value, value + 20))
 
@@ -721,11 +657,6 @@ def bomb(kind: bytes) -> bytes:
     return info.tobuf() + bytes(512 * 977) + bytes(1024)
 
 
-def test_a_system_that_cannot_reserve_space(tmp_path, load, monkeypatch):
-    monkeypatch.delattr(os, "posix_fallocate")  # as macOS
-    assert sum(sizes(load(make(tmp_path / "set", {"": 10})))) == 20
-
-
 def test_leftovers_of_killed_processes_are_removed(tmp_path, load, monkeypatch):
     root = make(tmp_path / "set", {"": 10})
     folder = tmp_path / "data/cache"
@@ -741,7 +672,6 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path, load, monkeypatch):
         elsewhere.setattr(cache.fcntl, "flock", lambda *_: None)  # locks that hosts do not share
         load(root)
         assert live.is_dir()
-    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
 
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")

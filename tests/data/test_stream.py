@@ -79,15 +79,3 @@ def test_errors_of_the_index_iterator_come_through():
 
     with pytest.raises(KeyError, match="epoch"):
         list(stream_batches(split(), batches()))
-
-
-def test_bad_index_batches():
-    for batch, error, message in (
-        (np.array([N]), IndexError, "do not fit a split of 29"),
-        (np.array([-1]), IndexError, "do not fit"),
-        (np.zeros((2, 2), int), ValueError, "one or more integers"),
-        (np.array([], int), ValueError, "one or more integers"),
-        (np.array([0.5]), ValueError, "one or more integers"),
-    ):
-        with pytest.raises(error, match=message):
-            list(stream_batches(split(), iter([np.arange(3), batch])))

@@ -161,7 +161,7 @@ def test_descriptions_come_from_the_features(tmp_path):
 
 
 def test_sets_that_are_unknown_or_no_labelled_images(tmp_path):
-    with pytest.raises(ValueError, match=r"tfds=cifar1O cannot be opened .* Did you mean: cifar1"):
+    with pytest.raises(ValueError, match=r"tfds=cifar1O cannot be opened: .* Did you mean: cifar1"):
         data.load("tfds=cifar1O", data_dir=str(tmp_path))
     with pytest.raises(ValueError, match="not a set of images with one class label each"):
         data.load("tfds=without_labels", data_dir=str(tmp_path))

@@ -15,7 +15,6 @@ from hsvit_jax import artifacts, classifier, main, mesh, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import figures
 from hsvit_jax.classifier import views as views_lib
-from hsvit_jax.commands import visualize
 from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
 from hsvit_jax.models.vix import vix
@@ -282,25 +281,16 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatc
     """Drawn for one of them: that takes seconds."""
     if name != "dhvt":
         monkeypatch.setattr(artifacts, "save_figure", lambda figure, path: None)
-    written, errors = visualize.write_views(make(name), photos[:1], tmp_path / "out")
+    written, errors = figures.write(make(name), photos[:1], tmp_path / "out")
     assert not errors
     assert {path.stem.removeprefix("cat-") for path in written} == kinds
     assert name != "dhvt" or all(path.stat().st_size > 5000 for path in written)
 
 
-def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
+def test_a_network_that_has_nothing_to_show_says_so(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(classifier, "load", lambda *_, **__: make("swiftformer"))
-    for words, message in (
-        (["--checkpoint=x", tmp_path / "none.png"], "no such file"),
-        (
-            ["--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}"],
-            "(swiftformer) has nothing to show",
-        ),
-        (["--checkpoint=x", photos[0], f"--out={photos[1]}"], "is a file"),
-    ):
-        assert command(*words) == 1
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
+    assert command("--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}") == 1
+    assert "swiftformer" in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ from support.small_runs import untrained_run
 
 from hsvit_jax import checkpoint, data
 from hsvit_jax import classifier as classifier_lib
+from hsvit_jax.classifier import files
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import predict
 
@@ -202,27 +203,27 @@ def pictures(tmp_path):
 
 
 def test_image_files(pictures, tmp_path):
-    found = predict.image_files([str(pictures / "c.png"), str(pictures)])
+    found = files.listed([str(pictures / "c.png"), str(pictures)])
     names = [str(p.relative_to(pictures)) for p in found]
     assert names == ["c.png", "b.png", "more/a.jpg"]  # each once
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "photos").symlink_to(pictures)
-    found = predict.image_files([str(tmp_path / "linked")])
+    found = files.listed([str(tmp_path / "linked")])
     assert [path.name for path in found] == ["b.png", "c.png", "a.jpg"]
     (pictures / "notes.txt").write_text("x")
     with pytest.warns(match=r"pictures: left out, as .* images that can be read: 1 \.txt; n"):
-        assert len(predict.image_files([str(pictures)])) == 3
+        assert len(files.listed([str(pictures)])) == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
-        predict.image_files([str(tmp_path / "empty")])
+        files.listed([str(tmp_path / "empty")])
     for name in ("x.png", "x" * 300 + ".png"):
         with pytest.raises(ValueError, match=r"no such file or folder: .*x.png"):
-            predict.image_files([str(pictures / "b.png"), str(tmp_path / name)])
+            files.listed([str(pictures / "b.png"), str(tmp_path / name)])
 
 
 def test_a_bad_file_spoils_no_other(classifier, pictures):
-    files = predict.image_files([str(pictures)])
-    rows, errors = predict.predict_files(classifier, files, top_k=3)
+    paths = files.listed([str(pictures)])
+    rows, errors = files.predict(classifier, paths, top_k=3)
     assert [(r["file"], r["rank"]) for r in rows] == [
         (str(pictures / name), rank) for name in ("b.png", "more/a.jpg") for rank in (1, 2, 3)
     ]
@@ -232,7 +233,7 @@ def test_a_bad_file_spoils_no_other(classifier, pictures):
     best = np.argsort(-p)[:3]
     assert [r["label"] for r in rows[:3]] == [NAMES[k] for k in best]
     np.testing.assert_allclose([r["probability"] for r in rows[:3]], p[best], rtol=1e-5)
-    assert len(predict.predict_files(classifier, files[:1], top_k=99)[0]) == 10
+    assert len(files.predict(classifier, paths[:1], top_k=99)[0]) == 10
 
 
 def test_files_are_read_several_at_a_time(classifier, pictures, monkeypatch):
@@ -242,9 +243,9 @@ def test_files_are_read_several_at_a_time(classifier, pictures, monkeypatch):
         both.wait()
         return read(self, path)
 
-    monkeypatch.setattr(predict.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(files.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(type(classifier), "read", read_with_another)
-    rows, _ = predict.predict_files(classifier, [pictures / "b.png"] * 2, top_k=1)
+    rows, _ = files.predict(classifier, [pictures / "b.png"] * 2, top_k=1)
     assert len(rows) == 2
 
 
@@ -261,14 +262,14 @@ def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys)
     assert predict.run(dataclasses.replace(request, words=words[1:2])) == 1  # of no image at all
     assert capsys.readouterr().out == "file,rank,label,probability\n"
 
-    find = predict.predict_files
+    find = files.predict
 
     def interrupted(network, paths, top_k):
         if str(paths[0]) == words[2]:
             raise KeyboardInterrupt
         return find(network, paths, top_k)
 
-    monkeypatch.setattr(predict, "predict_files", interrupted)
+    monkeypatch.setattr(files, "predict", interrupted)
     with pytest.raises(KeyboardInterrupt):
         predict.run(request)
     assert capsys.readouterr().out.splitlines() == whole[1].splitlines()[:3]

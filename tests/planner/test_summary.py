@@ -6,8 +6,8 @@ import pytest
 
 from hsvit_jax import artifacts, main, models, train
 from hsvit_jax import config as configs
-from hsvit_jax.commands import summary
 from hsvit_jax.models import costs
+from hsvit_jax.planner import summary
 from hsvit_jax.train import optim
 
 SMALL = {
@@ -26,6 +26,10 @@ def network(variant, pixels, channels, classes, argument=None):
     return config, train.build_model(config)
 
 
+def summarise(config, model):
+    return summary.summarise(config, model, optim.moment_bytes(config.optim, model))
+
+
 @pytest.mark.parametrize("argument", [None, "conv_only", "attention_only"])
 def test_the_table_holds_every_parameter(argument):
     _, model = network("c3a4", 8, 3, 7, argument)  # attention alone: a token of 64 pixels
@@ -41,7 +45,7 @@ def uncompiled(monkeypatch):
 
 def test_the_text(uncompiled):
     config, model = network("small", 64, 3, 200)
-    text = summary.summarise(config, model)
+    text = summarise(config, model)
     assert re.search(r"^parameters 18,160$", text, re.M)
     assert re.search(r"^FLOPs 0\.0084 G \(forward, 2·MAC, .*\), of which 0\.0\d+ G are", text, re.M)
     lines = text.splitlines()
@@ -55,7 +59,7 @@ def test_the_text(uncompiled):
     assert re.search(memory, text, re.M)
     with config.unlocked():
         config.optim.name, config.train.ema_decay = "adamw", 0.9
-    text = summary.summarise(config, model)
+    text = summarise(config, model)
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
 
 
@@ -95,5 +99,5 @@ def test_a_paper_s_own_count_stands_beside_ours(uncompiled):
     config, model = network("dhvt", 32, 3, 10, "tiny")
     flops, how = model.paper_flops(costs.multiply_adds(model))
     paper = f"FLOPs as the paper counts {flops / 1e9:.4f} G ({how})"
-    assert paper in summary.summarise(config, model)
-    assert "as the paper counts" not in summary.summarise(*network("small", 16, 3, 10))
+    assert paper in summarise(config, model)
+    assert "as the paper counts" not in summarise(*network("small", 16, 3, 10))

@@ -1,0 +1,67 @@
+"""Image files that are named by hand, and their classes by a network."""
+
+import os
+from collections.abc import Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hsvit_jax import data
+from hsvit_jax.classifier.classifier import Classifier
+from hsvit_jax.data.listing import tell_others, walk
+from hsvit_jax.runtime import coordination
+
+
+def listed(paths: Sequence[str]) -> list[Path]:
+    """Lists the files named and the images in the folders named, in order.
+
+    Raises:
+      ValueError: a path does not exist, or there is no image at all.
+    """
+    files: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
+            raise ValueError(f"no such file or folder: {name}")
+        if not path.is_dir():
+            files.append(path)
+            continue
+        tree = walk(path)
+        tell_others(tree)
+        files += [Path(file.path) for file in tree.files]
+    if not files:
+        raise ValueError(f"no images in {', '.join(paths)}: name image files or folders of them")
+    return list(dict.fromkeys(files))
+
+
+def predict(
+    network: Classifier, paths: Sequence[Path], top_k: int = 5
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Classifies image files, whose pixels are in memory together.
+
+    Returns:
+      a row for each file and rank (file, rank from 1, label, probability), and the errors of files
+      that could not be read.
+    """
+    rows, errors, images, names = [], [], [], []
+    pool = futures.ThreadPoolExecutor(os.cpu_count())  # decoding photos is most of the work
+    try:
+        reads = [pool.submit(network.read, path) for path in paths]
+        futures.wait(reads)
+    finally:  # Ctrl-C does not wait for the rest of them
+        pool.shutdown(cancel_futures=True)
+    for path, image in zip(paths, reads, strict=True):
+        try:
+            images.append(image.result())
+            names.append(str(path))
+        except data.BadImage as error:
+            errors.append(str(error))
+    coordination.check_same("list of images", "\n".join(names))
+    probabilities_BK = network.predict(np.stack(images)) if images else ()
+    for name, p_K in zip(names, probabilities_BK, strict=True):
+        for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
+            label = network.class_names[k]
+            rows.append({"file": name, "rank": rank, "label": label, "probability": float(p_K[k])})
+    return rows, errors
