@@ -152,10 +152,10 @@ class Family:
         """
         values = {key: settings[key] for key in self.defaults}
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        for key, follows in self.automatic.items():
-            values[key] = values[key] or follows({**settings, **values}, image_size)
         for name, key in self.keys.items():
             key.check(f"model.{name}", values[name])
+        for name, follows in self.automatic.items():
+            values[name] = values[name] or follows({**settings, **values}, image_size)
         return self.config(
             image_size=image_size, image_channels=channels, num_classes=num_classes, **values
         )

@@ -11,7 +11,7 @@ import functools
 import math
 import reprlib
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 _MOST_VALUES = 256
@@ -19,19 +19,14 @@ _MOST_TEXT = 4096
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 #: Other settings with the values that they need; one of them suffices.
-Condition = Mapping[str, Collection[Any]]
+Condition = Mapping[str, Container[Any]]
 
 
-class _On(Collection):
+class _On:
     """All values but zero, false and empty ones."""
 
     def __contains__(self, value: object) -> bool:
         return bool(value)
-
-    def __iter__(self) -> typing.NoReturn:
-        raise TypeError("the values cannot be listed")
-
-    __len__ = __iter__
 
 
 ON = _On()
