@@ -30,9 +30,8 @@ from support import small_runs
 import hsvit_jax
 from hsvit_jax import cli, commands, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.config import schema
+from hsvit_jax.config import recipes, schema
 from hsvit_jax.models import FAMILIES
-from hsvit_jax.train import init_from
 
 IMAGES = (50, 500, 5_000, 50_000)
 PHOTOS = data.DataInfo(
@@ -67,14 +66,13 @@ RUNS: dict[str, dict[str, Any]] = {
 def resolved(argument: str, model: dict[str, Any], info: data.DataInfo, images: int) -> Any:
     """Returns a configuration as training resolves it, or the refusal."""
     try:
-        config = config_lib.base(argument, model)
-        config = config_lib.for_few_images(config, images, info.num_classes)
+        config = config_lib.resolve(config_lib.base(argument, model), info, images=images)
         config_lib.refuse_unread(config)
-        config = config_lib.resolve(init_from.as_published(config), info)
-        config = config_lib.with_warmup(config, 1_000, 100)
     except ValueError as error:
         return f"refused: {error}"
-    return {key: value for key, value in config_lib.leaves(config) if key != "by_hand"}
+    recipe = recipes.values(config.recipe, config.model, config.data.name)
+    warmup = min(recipe["optim.warmup_epochs"], 1.0)  # a tenth of ten epochs, whatever the length
+    return dict(config_lib.leaves(config)) | {"optim.warmup_epochs": warmup}
 
 
 def configs(out: Path) -> dict[str, str]:

@@ -34,10 +34,8 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
         ValueError: it cannot be trained, or its data do not fit in memory.
     """
     dataset = train.load_data(config) if real_data else _random_dataset(config)
-    if not real_data:  # whose number says nothing of the data set's, and so nothing of the recipe
-        config = config.copy_and_resolve_references()
-        kept = (key for key in config.by_hand if not key.startswith("data."))  # as they are
-        config.by_hand = (*kept, "recipe")
+    if not real_data:  # the number of random images must not choose the recipe
+        config = config.with_user({**config.user, "recipe": config.recipe})
     run = train.prepare(config, dataset=dataset, devices=devices)
     if not run.dataset.resident:
         raise ValueError(
@@ -57,8 +55,9 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
         np.arange(shape[0], dtype=np.int32) % info.num_classes,
         rng.integers(256, size=shape, dtype=np.uint8),
     )
-    info = info.with_shape(shape[1:3], shape[3])
-    return data.Dataset(info, split, split, split, fingerprint="random")
+    info = dataclasses.replace(info.with_shape(shape[1:3], shape[3]), fit=config.data.fit)
+    made = {key: config.data[key] for key in ("val_fraction", "fraction", "on_bad_image")}
+    return data.Dataset(info, split, split, split, fingerprint="random", **made)
 
 
 def compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:

@@ -80,7 +80,7 @@ def _images(request: Request, network: "Classifier") -> tuple[Any, str, "Split"]
 
     config, split, own, asked = network.config, request.flags.split, True, request.config
     if asked is not None:
-        config, own = other_data.configured(network, asked, asked.by_hand)
+        config, own = other_data.configured(network, asked, asked.user)
     name = config.data.name
     if split is None:  # of a folder beside a named run, which is other data than the run's, all
         beside = request.run and asked is not None and name.startswith(("folder=", "csv="))

@@ -33,22 +33,28 @@ def run(request: Request) -> None:
     import jax
 
     from hsvit_jax import export
+    from hsvit_jax.weights.stored import fuse, of_survivors, stored_network
 
     values, source = request.flags, request.source
+    if len(request.words) != 1:
+        raise cli.Misuse(
+            f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
+            f"{' '.join([source, *request.words])}"
+        )
     out = Path(request.words[0])
     form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
-    if values.parts is not None and form not in export.programs.FORMATS:
-        formats = "|".join(export.programs.FORMATS)
-        raise cli.Misuse(f"--parts={values.parts} needs --format={formats}")
-    if form not in export.ENDINGS:
+    if values.parts is not None and form not in export.PROGRAMS:
+        raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(export.PROGRAMS)}")
+    if form not in export.FORMATS:
         raise cli.Misuse(
             f"the ending of {out} names no format: write .safetensors, .onnx or .stablehlo, or "
             "give --format (hub: a folder)"
         )
     if values.parts is None:
-        cli.ending(out, export.ENDINGS[form], "OUT")
-    how = {"parts": values.parts, "fused": values.fused}
-    stored, lines = export.write(source, values.which, out, form, **how)
+        cli.ending(out, export.FORMATS[form].ending, "OUT")
+    stored = of_survivors(stored_network(source, values.which))
+    stored = fuse(stored) if values.fused else stored
+    lines = export.write(stored, export.describe(stored, source), out, form, values.parts)
     print(printable("\n".join(lines)))
     count = sum(x.size for x in jax.tree.leaves(stored.params))
     cli.note(

@@ -38,7 +38,7 @@ def resolved(request: Request) -> tuple[Any, Any, int]:
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config_lib.refuse_unread(request.config)
     config = config_lib.resolve(request.config, info)
-    if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.by_hand:
+    if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.user:
         cli.note(
             "batch and optimizer are those of many images; of few, training chooses its own recipe "
             "(docs/data.md, Few images)"

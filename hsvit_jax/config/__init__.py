@@ -13,15 +13,16 @@ from typing import Any
 
 # Module of this package → the names that it gives.
 _NAMES = {
-    "words": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
-    "resolution": "build_model eval_batch for_few_images per_channel refuse_unread resolve "
-    "selection total_steps validate with_warmup",
+    "words": "DATA_SETS RECIPES SWITCHES is_word parse_argument",
+    "layers": "Settings",
+    "resolution": "Weights base build_model eval_batch per_channel refuse_unread resolve selection "
+    "total_steps validate",
     "schema": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",
     "variants": "is_registered",
-    "stored": "completed default_workdir from_json names_run to_json",
+    "stored": "completed default_workdir from_json names_run to_json to_tree",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -22,6 +22,7 @@ from typing import Any
 import ml_collections
 
 from hsvit_jax.config import resolution, schema, synonyms, variants, words
+from hsvit_jax.config.layers import Settings
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 
@@ -51,9 +52,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
         config = _from_file(Path(os.path.expanduser(place)), argument or None)
     else:
         config = for_network(place)(argument)
-    config = override(config, settings)
-    resolution.validate(config)
-    return config
+    return override(config, settings)
 
 
 def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
@@ -64,7 +63,7 @@ def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
     name = variants.OF_FILE.get(name, name)
     if name in variants.siblings():
         return partial(variants.get_config, name)
-    return lambda argument=None: words.base(argument, named_model(name))
+    return lambda argument=None: resolution.base(argument, named_model(name))
 
 
 def named_model(name: str) -> dict[str, Any]:
@@ -122,20 +121,7 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
             f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
         ) from error
     _check_keys(config, path)
-    config = config.copy_and_resolve_references()
-    config.by_hand = (*config.by_hand, *_set_in_file(config, argument))
-    return config.lock()
-
-
-def _set_in_file(config: ml_collections.ConfigDict, argument: str | None) -> list[str]:
-    """The keys that a file sets by itself, but those of the network, which is the file's own."""
-    plain = words.plain(config.data.name, config.recipe, config.model.to_dict())
-    for word in map(str.strip, (argument or "").split(",")):
-        if word in words.SWITCHES:
-            words.apply_switch(plain, word)
-    usual = dict(schema.leaves(plain))
-    own = (key for key, value in schema.leaves(config) if value != usual[key])
-    return [key for key in own if key != "by_hand" and not key.startswith("model.")]
+    return config
 
 
 def _line_of(error: BaseException, path: Path) -> str:
@@ -157,24 +143,18 @@ def _check_keys(config: Any, path: Path) -> None:
     try:
         record = variants.family_of(family)
         model = record.settings(variant if variant in record.variants else "")
-        expected = [key for key, _ in schema.leaves(words.base(None, model))]
+        expected = [key for key, _ in schema.leaves(resolution.base(None, model))]
         for key in given:
             if key not in expected:
                 raise ValueError(_unknown(key, expected))
         if missing := [key for key in expected if key not in given]:
             raise ValueError(f"missing {few(missing)}")
-        if config.recipe != "strong" and "recipe" not in config.by_hand:
-            raise ValueError(
-                f"recipe={config.recipe!r} alone changes no setting: give base(...) the word"
-            )
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None
 
 
-def override(
-    config: ml_collections.ConfigDict, settings: Sequence[str]
-) -> ml_collections.ConfigDict:
-    """Applies overrides to a copy of a configuration.
+def override(config: Settings, settings: Sequence[str]) -> Settings:
+    """Returns a configuration with overrides, and what follows from them.
 
     Args:
       settings: 'KEY=VALUE' texts, parsed by `schema.Key.parse`; the last one of a key counts.
@@ -184,9 +164,7 @@ def override(
       ValueError: an unknown key, a value outside the key's range, or a key that only names a choice
         of --config.
     """
-    config = config.copy_and_resolve_references()
-    known = dict(schema.leaves(config))
-    given = set()
+    known, given = dict(schema.leaves(config)), dict[str, Any]()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if key not in known:
@@ -200,7 +178,6 @@ def override(
                 f"{key} follows from --config and cannot be set to {text!r} alone: name the "
                 f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
             )
-        section, _, name = key.rpartition(".")
         entry = schema.of(key, config.model)
         try:
             value = entry.parse(text)
@@ -211,14 +188,12 @@ def override(
             raise ValueError(
                 f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was {before})"
             )
-        (config[section] if section else config)[name] = value
-        given.add(key)
-    for one, other in (("epochs", "steps"), ("steps", "epochs")):
-        alone = f"train.{one}" in given and f"train.{other}" not in given
-        if alone and (config.train[one] or one == "epochs"):  # 0 epochs are none, 0 steps a default
-            config.train[other] = type(config.train[other])(0)
-    config.by_hand = (*config.by_hand, *sorted(given))
-    return config.lock()
+        given[key] = value
+    user = config.user
+    for one, other in (("train.epochs", "train.steps"), ("train.steps", "train.epochs")):
+        if one in given and (given[one] or one == "train.epochs"):  # 0 steps are the default
+            user.pop(other, None)
+    return resolution.resolve(config.with_user(user | given))
 
 
 def _unknown(key: str, known: list[str]) -> str:

@@ -1,118 +1,279 @@
-"""Settings derived from the data set and from the run's length, and checks across settings."""
+"""The one function that decides every setting's value, and checks across settings."""
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import ml_collections
+from flax import traverse_util
 
 from hsvit_jax import models
 from hsvit_jax.config import recipes, schema, words
+from hsvit_jax.config.layers import Settings, Words, make
 from hsvit_jax.models import FAMILIES
 
+#: optim.warmup_epochs until the steps of the run are known.
+AUTOMATIC = -1.0
 
-def for_few_images(
-    config: ml_collections.ConfigDict, examples: int, classes: int
-) -> ml_collections.ConfigDict:
-    """Fits the recipe, in a copy, to the number of images: see `recipes.small`.
+#: Images of a step of a smoke run, or all that there are.
+_TINY = {
+    "train.batch": 32,
+    "train.epochs": 0.0,
+    "train.steps": 8,
+    "train.log_every": 1,
+    "optim.warmup_epochs": 0.0,
+    "init.freeze": "",  # nobody has trained weights for so small a network
+}
+#: Sections of the recipe small that go with Muon and random weights.
+_OF_MUON = ("optim.", "init.")
 
-    The recipe `small` is for fewer than `recipes.FEW` training images of a data set without a name
-    of its own, where no other recipe is named. What was set by hand stays: all values but those of
-    the recipe, and those in `by_hand`. No recipe's own batch is larger than the training split.
-    With trained weights (`init.from`), and with an optimizer by hand that is not Muon, a recipe of
-    Muon has AdamW's settings (`recipes.without_muon`).
+
+class Weights(NamedTuple):
+    """What init.from names.
+
+    Attributes:
+      settings: of the network that is there, in place of the recipe's.
+      fills: settings that go with the weights, where no layer has a value.
+      source: init.from, with the commit of a network of the hub.
     """
-    plain = dict(schema.leaves(words.plain(config.data.name, config.recipe, config.model)))
-    changed = (key for key, value in schema.leaves(config) if plain.get(key, value) != value)
-    by_hand = {*config.by_hand, *changed}
-    if by_hand & {"train.epochs", "train.steps"}:
-        by_hand |= {"train.epochs", "train.steps"}
-    named = "recipe" in by_hand or config.data.name in words.DATA_SETS
-    values: dict[str, Any] = {}
-    if config.recipe == "small" or (examples < recipes.FEW and not named):
-        epochs = config.train.epochs if "train.epochs" in by_hand else 0.0
-        values = recipes.small(examples, classes, config.model, epochs)
-        if config.train.steps:  # its evaluations are counted in epochs
-            batch = config.train.batch if "train.batch" in by_hand else values["train.batch"]
-            epochs = config.train.steps / max(examples // batch, 1)
-            values = recipes.small(examples, classes, config.model, epochs)
-        if config.init.cache:
-            by_hand.add("eval.tta")
-        if config.train.patience:  # which counts evaluations
-            by_hand.add("train.eval_every")
-    config = config.copy_and_resolve_references()
-    if values:
-        config.recipe = "small"
-    if config.init["from"] or config.optim.name != plain["optim.name"] == "muon":
-        values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
-        if plain["optim.name"] == "muon":
-            values = recipes.without_muon(config.model) | values
-    words.update(config, {key: v for key, v in values.items() if key not in by_hand})
-    if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
-        config.eval.tta = "none"
-    if config.train.batch > examples and "train.batch" not in config.by_hand:
-        lowered = 2 ** int(math.log2(examples))
-        if "train.batch" in by_hand and config.train.batch != words.TINY_BATCH:
-            text = f"train.batch={config.train.batch} is more than the {examples} training images"
-            warnings.warn(f"{text}: {lowered} is used", stacklevel=2)
-        config.train.batch = lowered
-    return config.lock()
+
+    settings: Mapping[str, Any] = {}
+    fills: Mapping[str, Any] = {}
+    source: str = ""
 
 
-def refuse_unread(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError for a setting given by hand that another one leaves without effect.
+NO_WEIGHTS = Weights()
+
+
+def base(argument: str | None, model: Mapping[str, Any]) -> Settings:
+    """Makes the configuration of a network on the data set and recipe that `argument` names.
 
     Args:
-      config: after `for_few_images`, which may choose the recipe.
-    """
-    if reason := schema.unread(config, config.by_hand):
-        raise ValueError(reason)
+      argument: the words after the colon, see `words.parse_argument`.
+      model: the sizes of the `model` section.
 
-
-def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:
-    """Fills in a copy what follows from the data set, and validates it.
-
-    Args:
-      config: as `get_config` returns it; what is set there stays.
-      info: the data set's `DataInfo` (image_size, channels, num_classes, mean, std, flip).
+    Returns:
+      a locked configuration with every key that any part of the program reads.
 
     Raises:
-      ValueError: a value does not fit the data set, or its key's range.
+      ValueError: an unknown word, or a switch that the network's family does not have.
     """
-    config = config.copy_and_resolve_references()
-    data = config.data
-    size = tuple(data.image_size) or tuple(info.image_size)
-    data.image_size = size * 2 if len(size) == 1 else size
-    if len(data.image_size) != 2:
-        raise ValueError(f"data.image_size needs rows and columns; got {data.image_size}")
-    data.channels = data.channels or info.channels
-    if data.channels not in (1, 3):  # only a converted network may have others
-        raise ValueError(f"data.channels must be 1 (grey) or 3 (colour); got {data.channels}")
-    data.num_classes = data.num_classes or info.num_classes
-    if data.num_classes < info.num_classes:
+    data, recipe, switches = words.parse_argument(argument)
+    family = model.get("family", "hsvit")
+    sizes = FAMILIES[family].defaults if family == "hsvit" else {}
+    named = Words({"dtype": "float32", "family": family, **sizes, **model}, switches)
+    given = [word.strip() for word in (argument or "").split(",")]
+    user = {k: v for k, v in (("data.name", data), ("recipe", recipe)) if v in given}
+    return make(_layered(user, named), user, named)
+
+
+def resolve(
+    config: ml_collections.ConfigDict,
+    info: Any = None,
+    *,
+    images: int = 0,
+    given: Mapping[str, Any] | None = None,
+    weights: Weights = NO_WEIGHTS,
+) -> Settings:
+    """Decides every value. A later layer wins, and what the user set is never changed.
+
+    The layers are the keys' defaults, the family and variant, the recipe, the network of init.from,
+    the switches, the data set that is given, and the user. What they leave empty follows from the
+    data and the weights.
+
+    Args:
+      config: as `get_config` returns it, perhaps with keys assigned since. One that was read from a
+        run has its values from there.
+      info: the data set's `DataInfo`, where it is known.
+      images: the number of training images, where they are counted.
+      given: settings by which a data set was made that is not loaded by its name.
+      weights: of init.from.
+
+    Raises:
+      ValueError: a value contradicts another one, the data or its key's range.
+    """
+    config = config if isinstance(config, Settings) else Settings(config)
+    user, given = config.user, given or {}
+    _check_given(user, given)
+    classes = info.num_classes if info else 0
+    if config.words:
+        values = _layered(user, config.words, given, weights.settings, images, classes)
+    else:
+        values = {**dict(schema.leaves(config)), **given}
+    values["init.from"] = weights.source or values["init.from"]
+    if images and values["train.batch"] > images:
+        if "train.batch" in user:
+            raise ValueError(
+                f"train.batch={values['train.batch']} is larger than the training split of "
+                f"{images} images: lower train.batch or give more images"
+            )
+        values["train.batch"] = 2 ** int(math.log2(images))
+    if not values["augment.flip"] and "eval.tta" not in user:  # mirrored images are other images
+        values["eval.tta"] = "none"
+    for key, value in weights.fills.items():
+        values[key] = values[key] or value
+    if info:
+        _fill(values, info, user)
+    found = make(values, user, config.words)
+    validate(found)
+    if images and found.optim.warmup_epochs == AUTOMATIC:
+        found = found.filled({"optim.warmup_epochs": _warmup(found, images)})
+    return found
+
+
+def _layered(
+    user: Mapping[str, Any],
+    named: Words,
+    given: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Any] | None = None,
+    images: int = 0,
+    classes: int = 0,
+) -> dict[str, Any]:
+    """Puts the layers on one another; the recipe follows from what the layers above it have."""
+    asked = {**_switched(named), **user, **(given or {})}
+    if "train.epochs" in user and "train.steps" not in user:
+        asked["train.steps"] = 0
+    elif user.get("train.steps") and "train.epochs" not in user:
+        asked["train.epochs"] = 0.0
+    network = {"model": named.network}
+    model = {**named.network, **_section(asked, "model.")}
+    data, recipe = user.get("data.name", "cifar10"), user.get("recipe", "strong")
+    own = "recipe" not in user and asked.get("data.name", data) not in words.DATA_SETS
+    if own and 0 < images < recipes.FEW:
+        recipe = "small"
+    return {
+        **{key: entry.initial for key, entry in schema.KEYS.items()},
+        **traverse_util.flatten_dict(network, sep="."),
+        **_recipe(recipe, data, model, asked, images, classes),
+        "optim.warmup_epochs": AUTOMATIC,
+        **(weights or {}),
+        "recipe": recipe,
+        "data.name": data,
+        **asked,
+    }
+
+
+def _check_given(user: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses settings of the user that a data set was not made by."""
+    for key in (user.keys() & given.keys()) - {"data.name"}:
+        wanted, value = user[key], given[key]
+        square = isinstance(wanted, tuple) and len(wanted) == 1 and wanted * 2 == value
+        empty = wanted == () or (key == "data.channels" and not wanted)
+        if wanted != value and not square and not empty:
+            raise ValueError(
+                f"{key}={wanted}, but the data set that is given has {value}: leave the setting "
+                f"out, or give {key.removeprefix('data.')}= where the data set is made"
+            )
+
+
+def _section(values: Mapping[str, Any], start: str) -> dict[str, Any]:
+    return {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
+
+
+def _recipe(
+    name: str,
+    data: str,
+    model: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    images: int,
+    classes: int,
+) -> dict[str, Any]:
+    """Returns a recipe's values. With trained weights, or an optimizer of the user's that is not
+    Muon, a recipe of Muon has AdamW's settings."""
+    values = recipes.values(name, model, data)
+    plain = asked.get("init.from") or asked.get("optim.name", "muon") != "muon"
+    if plain and values.get("optim.name") == "muon":
+        values |= recipes.without_muon(model)
+    if name != "small" or not images:
+        return values
+    few = recipes.small(images, classes, model, asked.get("train.epochs", 0.0))
+    if steps := asked.get("train.steps"):  # evaluations are counted in epochs
+        epochs = steps / max(images // asked.get("train.batch", few["train.batch"]), 1)
+        few = recipes.small(images, classes, model, epochs)
+    if asked.get("init.cache"):  # which holds no mirrored images
+        del few["eval.tta"]
+    if asked.get("train.patience"):  # which counts evaluations
+        del few["train.eval_every"]
+    return values | {k: v for k, v in few.items() if not (plain and k.startswith(_OF_MUON))}
+
+
+def _switched(named: Words) -> dict[str, Any]:
+    """Returns the values of the switches.
+
+    Raises ValueError for an ablation that the network's family does not have.
+    """
+    family, values = named.network["family"], dict[str, Any]()
+    for switch in named.switches:
+        model = {**named.network, **_section(values, "model.")}
+        if switch in words.ABLATIONS and family != "hsvit":
+            raise ValueError(
+                f"{switch} is an ablation of hsvit, and {family} has no such part: leave it out"
+            )
+        if switch == "tiny":
+            sizes = FAMILIES[family].tiny(model)
+            values |= {f"model.{key}": value for key, value in sizes.items()} | _TINY
+            if family != "hsvit":
+                values["data.image_size"] = (32, 32)
+            elif model["ablation"] == "attention_only":
+                values["data.image_size"] = (4, 4)
+        elif switch == "bf16":
+            values["model.dtype"] = "bfloat16"
+        else:
+            values["model.ablation"] = switch
+        if switch == "attention_only":  # a colour plane is a token of embed_dim pixels
+            side = math.isqrt(model["embed_dim"])
+            values |= {"data.image_size": (side, side), "init.whiten": False}
+            values |= {"augment.crop_padding": 0, "augment.erasing": 0.0}
+    return values
+
+
+def _fill(values: dict[str, Any], info: Any, user: Collection[str]) -> None:
+    """Fills in what follows from the data set, and does not mirror images that must not be."""
+    size = tuple(values["data.image_size"]) or tuple(info.image_size)
+    values["data.image_size"] = size * 2 if len(size) == 1 else size
+    if len(values["data.image_size"]) != 2:
+        raise ValueError(f"data.image_size needs rows and columns; got {size}")
+    values["data.channels"] = channels = values["data.channels"] or info.channels
+    if channels not in (1, 3):  # only a converted network may have others
+        raise ValueError(f"data.channels must be 1 (grey) or 3 (colour); got {channels}")
+    values["data.num_classes"] = classes = values["data.num_classes"] or info.num_classes
+    if classes < info.num_classes:
         raise ValueError(
-            f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes: "
-            "raise it, or leave it out"
+            f"data.num_classes={classes}, but {values['data.name']} has {info.num_classes} "
+            "classes: raise it, or leave it out"
         )
-    data.mean = per_channel("data.mean", data.mean or info.mean, data.channels)
-    data.std = per_channel("data.std", data.std or info.std, data.channels)
-    if not info.flip:
-        _unmirror(config)
-    validate(config)
-    return config.lock()
-
-
-def _unmirror(config: ml_collections.ConfigDict) -> None:
-    """Switches off what mirrors images, as a mirrored digit is another digit; warns of what is set
-    by hand."""
-    for section, key, off in (("augment", "flip", False), ("eval", "tta", "none")):
-        if config[section][key] != off and f"{section}.{key}" in config.by_hand:
+    for name in ("mean", "std"):
+        key = f"data.{name}"
+        values[key] = per_channel(key, values[key] or getattr(info, name), channels)
+    for key, off in () if info.flip else (("augment.flip", False), ("eval.tta", "none")):
+        if key not in user:
+            values[key] = off
+        elif values[key] != off:
             warnings.warn(
-                f"{section}.{key}={config[section][key]} is not used: it mirrors images, and "
-                f"those of {config.data.name} mean something else then",
+                f"{key}={values[key]} mirrors images, and those of {values['data.name']} mean "
+                "something else then",
                 stacklevel=2,
             )
-        config[section][key] = off
+
+
+def _warmup(config: Settings, images: int) -> float:
+    """Returns the recipe's epochs of warm-up, at most a tenth of the run."""
+    recipe = recipes.values(config.recipe, config.model, config.data.name)
+    steps_per_epoch = images // config.train.batch
+    most = total_steps(config, steps_per_epoch) // 10 / steps_per_epoch
+    return min(recipe["optim.warmup_epochs"], most)
+
+
+def refuse_unread(config: Settings, own: Collection[str] | None = None) -> None:
+    """Raises ValueError for a setting of the user that another one leaves without effect.
+
+    Args:
+      config: resolved, as the number of images may choose the recipe.
+      own: keys of the settings to check; all of the user's by default.
+    """
+    if reason := schema.unread(config, config.user if own is None else own):
+        raise ValueError(reason)
 
 
 def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -196,32 +357,20 @@ def eval_batch(config: ml_collections.ConfigDict) -> int:
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
     """Counts the optimizer steps of a run: train.steps, or train.epochs converted.
 
-    Raises ValueError for more than can be counted.
+    Raises ValueError for less than one step, and for more than can be counted.
     """
     total = config.train.steps or round(config.train.epochs * steps_per_epoch)
+    if not total and config.train.epochs:
+        raise ValueError(
+            f"train.epochs={config.train.epochs:g} is less than one step of {config.train.batch} "
+            "images: raise it, or set train.epochs=0 and train.steps"
+        )
     if total > schema.MOST_STEPS:
         raise ValueError(
             f"train.epochs={config.train.epochs:g} are {total:,} steps, and at most "
             f"{schema.MOST_STEPS:,} can be counted: lower it"
         )
     return total
-
-
-def with_warmup(
-    config: ml_collections.ConfigDict, total: int, steps_per_epoch: int
-) -> ml_collections.ConfigDict:
-    """Sets optim.warmup_epochs in a copy, unless it was set by hand.
-
-    Args:
-      total: steps of the run, of which warm-up takes at most a tenth.
-    """
-    if config.optim.warmup_epochs != words.AUTOMATIC:
-        return config
-    recipe = recipes.values(config.recipe, config.model, config.data.name)
-    config = config.copy_and_resolve_references()
-    most = total // 10 / steps_per_epoch
-    config.optim.warmup_epochs = min(recipe["optim.warmup_epochs"], most)
-    return config.lock()
 
 
 def build_model(config: ml_collections.ConfigDict) -> Any:

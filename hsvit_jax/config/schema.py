@@ -18,7 +18,7 @@ from hsvit_jax.models.settings import ON, Key
 MOST_STEPS = 2**31 - 1  # the step is counted in 32 bits
 
 #: Keys that follow from --config and are not set alone.
-LABELS = ("recipe", "by_hand", "model.family", "model.variant", "model.backbone")
+LABELS = ("recipe", "model.family", "model.variant", "model.backbone")
 
 #: Keys that people change first, which --help shows; --helpfull has all.
 FIRST = (
@@ -57,9 +57,6 @@ KEYS: Mapping[str, Key] = {
     "recipe": _choice(
         "recipe of training and augmentation, named after the colon",
         *("strong", "fast", "paper", "small", "finetune"),
-    ),
-    "by_hand": _each(
-        _text("keys set by hand, which the recipe small leaves as they are, and the switch tiny")
     ),
     "data.name": _text(
         "data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME", default="cifar10"

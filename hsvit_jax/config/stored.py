@@ -11,6 +11,7 @@ import ml_collections
 from flax import traverse_util
 
 from hsvit_jax.config import schema, words
+from hsvit_jax.config.layers import Settings
 from hsvit_jax.models import FAMILIES, UnknownFamily
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
@@ -19,6 +20,7 @@ _SAME_RUN = (
     *("train.log_every", "train.loggers", "eval.batch"),
     *("checkpoint.every", "checkpoint.keep_best", "checkpoint.keep_latest"),
 )
+_SECTIONS = {"model", *(key.partition(".")[0] for key in schema.KEYS)}
 _LONGEST = 180  # bytes of a folder's name before its seed
 
 
@@ -27,9 +29,7 @@ def names_run(key: str) -> bool:
     return key in ("seed", "data.name") or key not in _SAME_RUN
 
 
-def default_workdir(
-    config: ml_collections.ConfigDict, spec: str, settings: Sequence[str] = ()
-) -> str:
+def default_workdir(config: Settings, spec: str, settings: Sequence[str] = ()) -> str:
     """Names a run's folder by configuration, data set, recipe, switches, overrides and seed.
 
     The same command gives the same folder and resumes the run; another setting gives another.
@@ -50,7 +50,7 @@ def default_workdir(
     given = [word.strip() for word in argument.split(",")]
     variant = [config.model.variant] if config.model.family != "hsvit" else []
     switches = [word for word in words.SWITCHES if word in given]
-    named = "recipe" in config.by_hand or config.data.name in words.DATA_SETS
+    named = "recipe" in config.user or config.data.name in words.DATA_SETS
     recipe = [config.recipe] if named else []  # else the number of images decides
     parts = [stem, *variant, data, *recipe, *switches]
     last = dict(setting.partition("=")[::2] for setting in settings)
@@ -72,15 +72,21 @@ def _digest(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:6]
 
 
-def to_json(config: ml_collections.ConfigDict) -> str:
+def to_tree(config: Settings) -> dict[str, Any]:
+    """Returns a configuration as a dictionary, with what its user set under 'user'."""
+    return {**config.to_dict(), "user": config.user}
+
+
+def to_json(config: Settings) -> str:
     """Writes a configuration as indented JSON."""
-    return json.dumps(config.to_dict(), indent=2, sort_keys=True)
+    return json.dumps(to_tree(config), indent=2, sort_keys=True)
 
 
-def from_json(text: str) -> ml_collections.ConfigDict:
+def from_json(text: str) -> Settings:
     """Reads a configuration that `to_json` wrote; lists become tuples.
 
-    Raises ValueError if the text holds no JSON object.
+    Sections that there are no more are left out. Raises ValueError if the text holds no JSON
+    object.
     """
 
     def tuples(section: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +95,11 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     tree = json.loads(text, object_hook=tuples)
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
-    return ml_collections.ConfigDict(tree).lock()
+    read = Settings({key: tree[key] for key in _SECTIONS & tree.keys()})
+    return read.noted(tree.get("user", ())).lock()
 
 
-def completed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def completed(stored: Mapping[str, Any]) -> Settings:
     """Reads a configuration from the metadata of a checkpoint or file, and adds the keys that are
     newer, its network's too; their defaults are what was done before."""
     config = from_json(json.dumps(stored))
@@ -105,4 +112,4 @@ def completed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
     whole = ml_collections.ConfigDict(sections, type_safe=False)
     whole.update(config.to_dict())
-    return ml_collections.ConfigDict(whole.to_dict()).lock()
+    return Settings(whole.to_dict()).noted(config.user).lock()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from hsvit_jax.config import words
+from hsvit_jax.config import resolution, words
 from hsvit_jax.models import FAMILIES, is_built_in
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few, nearest
@@ -38,7 +38,7 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     model, (data, recipe, _) = record.settings(variant), words.parse_argument(rest)
     if data == "digits" and recipe != "paper":
         model |= record.digits(model)
-    return words.base(rest, model)
+    return resolution.base(rest, model)
 
 
 def is_registered(config: ml_collections.ConfigDict) -> bool:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import artifacts, augment
+from hsvit_jax import augment
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
@@ -187,61 +187,45 @@ def onnx(program: Program) -> bytes:
     return converted
 
 
-FORMATS = {"stablehlo": stablehlo, "onnx": onnx}
-
-
-def write(
-    stored: Stored, about: Mapping[str, Any], out: Path, form: str, count: int | None
-) -> list[str]:
-    """Writes a network as programs, and a JSON file that says what they are.
+def contents(
+    convert: Callable[[Program], bytes],
+    stored: Stored,
+    about: Mapping[str, Any],
+    out: str,
+    parts: int | None,
+) -> dict[str, str | bytes]:
+    """Returns the files of a network's programs, first the JSON that describes them.
 
     Args:
+      convert: `stablehlo` or `onnx`.
+      stored: the network.
       about: its description.
-      out: a file with the format's name for a suffix; a folder for parts.
-      form: a key of FORMATS.
-      count: of parts; None for one program of the whole network.
-
-    Returns:
-      lines of a table: files, groups, bytes and FLOPs.
+      out: name of the file.
+      parts: how many to cut it into; None for one program of the whole network.
 
     Raises:
-      ValueError: `out` is named otherwise or holds something else, or the network cannot be
-        written so; nothing is written then.
+      ValueError: the network cannot be written so.
     """
-    if form == "onnx":  # whose runtime computes in float32 on a CPU
+    form = convert.__name__
+    if convert is onnx:  # whose runtime computes in float32 on a CPU
         model = copy.copy(stored.model)
         model.dtype = jnp.dtype(jnp.float32)
         stored = stored._replace(model=model)
-    if count is None:
-        programs, folder, sheet = whole(stored, out.stem), out.parent, f"{out.name}.json"
-    else:
-        programs, folder, sheet = in_parts(stored, count), out, "parts.json"
-        names = {sheet, *(f"{program.name}.{form}" for program in programs)}
-        if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - names):
-            raise ValueError(f"{out} already holds something else: remove it or name another OUT")
-        if (out / sheet).exists() and not _same_network(out / sheet, {**about, "format": form}):
-            raise ValueError(f"{out} holds another network's parts: remove it or name another OUT")
-    contents = [FORMATS[form](program) for program in programs]
+    programs = whole(stored, Path(out).stem) if parts is None else in_parts(stored, parts)
+    files = {f"{program.name}.{form}": convert(program) for program in programs}
     rows = [
         {
-            "file": f"{program.name}.{form}",
+            "file": name,
             "groups": list(program.groups),
             "parameters": sum(np.size(x) for x in jax.tree.leaves(program.trees[0])),
-            "bytes": len(content),
+            "bytes": len(files[name]),
             "flops": program.flops(),
         }
-        for program, content in zip(programs, contents, strict=True)
+        for name, program in zip(files, programs, strict=True)
     ]
-    for row, content in zip(rows, contents, strict=True):
-        artifacts.write_file(folder / row["file"], content)
-    description = json.dumps({**about, "format": form, "programs": rows}, indent=2)
-    artifacts.write_file(folder / sheet, description + "\n")
-    columns = {
-        "file": lambda row: str(folder / row["file"]),
-        "groups": lambda row: str(len(row["groups"])),
-        **{key: lambda row, key=key: f"{row[key]:,}" for key in ("parameters", "bytes", "flops")},
-    }
-    return [*artifacts.aligned(artifacts.table(columns, rows)), str(folder / sheet)]
+    sheet = f"{out}.json" if parts is None else "parts.json"
+    text = json.dumps({**about, "format": form, "programs": rows}, indent=2)
+    return {sheet: text + "\n", **files}
 
 
 def _normalise(stored: Stored) -> Callable[[jax.Array], jax.Array]:
@@ -252,11 +236,3 @@ def _normalise(stored: Stored) -> Callable[[jax.Array], jax.Array]:
 def _images(stored: Stored) -> dict[str, tuple[tuple[int, ...], Any]]:
     config = stored.model.config
     return {"images": ((*config.image_size, config.image_channels), np.uint8)}
-
-
-def _same_network(sheet: Path, about: dict[str, Any]) -> bool:
-    """Whether a folder's parts.json is of the network that `about` describes."""
-    try:
-        return {**json.loads(sheet.read_bytes()), "programs": None} == {**about, "programs": None}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False

@@ -9,10 +9,8 @@ import ml_collections
 
 from hsvit_jax import run_report, train
 from hsvit_jax.runtime import coordination
-from hsvit_jax.text import few
 
 _LONGEST_REPORT = 6 * 3600.0  # seconds
-_OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}
 
 
 def fit(
@@ -28,17 +26,9 @@ def fit(
       the finished run.
 
     Raises:
-      ValueError: as `train.train`; or the configuration says how to load data that are given.
+      ValueError: as `train.train`.
       KeyboardInterrupt: as `train.train`.
     """
-    given = getattr(config, "by_hand", ()) if options.get("dataset") is not None else ()
-    unused = sorted(_OF_LOADING.intersection(given))
-    if unused:
-        raise ValueError(
-            f"{few(unused)} would change how a data set is loaded, and this one is loaded already: "
-            "give the arguments to hsvit_jax.from_arrays, take dataset.subset(fraction), or leave "
-            "the settings out"
-        )
     started, result = time.monotonic(), train.train(config, workdir, **options)
     if report and coordination.is_lead():
         page = run_report.write_after_training(result.workdir, options.get("dataset"))

@@ -75,7 +75,7 @@ def train_folds(config: ml_collections.ConfigDict, count: int, out: Path) -> lis
     Returns:
       a line for each fold, one for all, and the path of the table, which is written.
     """
-    config = init_from.as_named(config)
+    config = init_from.with_weights(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):

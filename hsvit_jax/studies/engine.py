@@ -222,7 +222,7 @@ def refuse_left_out(wanted: int, got: int) -> None:
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
     """The data set as a system reads it: loaded, or that of another system that reads it alike."""
-    config = init_from.as_named(config)
+    config = init_from.with_weights(config)
     key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
     if key not in loaded:
         loaded[key] = train.load_data(config)
@@ -269,9 +269,18 @@ def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDic
     with _named(system):
         config = config_lib.get_config(system.spec, *settings)
     own = {setting.partition("=")[0] for setting in system.settings}
-    read = (key for key in config.by_hand if key in own or not key.startswith("model."))
-    config.by_hand = tuple(read)
-    return config
+    common = {key for key in config.user if key.startswith("model.")} - own
+    unread = {key for key in common if _unread(config, key)}
+    return config.with_user({k: v for k, v in config.user.items() if k not in unread})
+
+
+def _unread(config: config_lib.Settings, key: str) -> ValueError | None:
+    """Returns the refusal of a key without effect."""
+    try:
+        config_lib.refuse_unread(config, (key,))
+    except ValueError as error:
+        return error
+    return None
 
 
 def _prepare(system: System, config: ml_collections.ConfigDict, loaded: dict) -> train.Run:
@@ -291,13 +300,8 @@ def _named(system: System) -> Iterator[None]:
 def _check_read(configs: Sequence[ml_collections.ConfigDict], settings: Sequence[str]) -> None:
     """Raises ValueError for a network's setting of all that no system reads."""
     for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
-        complaints = []
-        for config in configs:
-            try:
-                config_lib.refuse_unread(ml_collections.ConfigDict({**config, "by_hand": (key,)}))
-            except ValueError as error:
-                complaints.append(error)
-        if len(complaints) == len(configs):
+        complaints = [_unread(config, key) for config in configs]
+        if all(complaints):
             raise complaints[0]
 
 

@@ -16,7 +16,7 @@ from hsvit_jax import train
 from hsvit_jax.models.vit import deit, token_pruning
 from hsvit_jax.runtime import signals
 from hsvit_jax.studies import engine
-from hsvit_jax.train import init_from, resume, step
+from hsvit_jax.train import resume, step
 from hsvit_jax.weights import release
 
 
@@ -81,9 +81,8 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
     retained = token_pruning.learned_schedule(
         np.asarray(params.pop("retention")["ranks"]), cls=run.model.config.cls
     )
-    pruned = run.config.copy_and_resolve_references().unlock()
-    pruned.model.retained = retained
-    about = {**run.meta, "config": pruned.to_dict(), "step": run.total_steps}
+    pruned = run.config.filled({"model.retained": retained})
+    about = {**run.meta, "config": config_lib.to_tree(pruned), "step": run.total_steps}
     sizes = run.model.config
     every = (sizes.tokens,) * sizes.depth
     share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(sizes, every)
@@ -91,9 +90,6 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
     changes = {"model.retained": ",".join(map(str, retained))}
     if config.init.classifier != "keep":  # the search has trained it
         changes["init.classifier"] = "keep"
-    published = init_from.as_published(config).data
-    if published.mean != config.data.mean:  # of which the file written says nothing
-        changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
     return Found(retained, share, release.pack(trees, about), changes)
 
 

@@ -10,7 +10,6 @@ import ml_collections
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import models
-from hsvit_jax.config import recipes
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import step
@@ -41,7 +40,7 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
             f"{' and '.join(fitting)} would fit trained weights: name them with "
             "--config.init.from=PATH, or leave that setting out"
         )
-    if config.init["from"] and config.init.whiten and "init.whiten" in config.by_hand:
+    if config.init["from"] and config.init.whiten and "init.whiten" in config.user:
         raise ValueError(
             "init.whiten is a start from random weights and init.from one from trained ones: leave "
             "one of them out"
@@ -53,53 +52,72 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
         )
 
 
-#: Settings of images that follow from the network that init.from names.
-OF_IMAGES = ("image_size", "channels", "mean", "std")
+_OF_IMAGES = ("image_size", "channels", "mean", "std")
 
 
-def as_named(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Gives images the size, channels and normalisation of our network that init.from names, and
-    the network its strides, where they are not set by hand; published weights give their size."""
-    source, family = config.init["from"], config.model.family
-    if not source or all(config.data[key] for key in OF_IMAGES):
-        return config
+def of_weights(
+    config: ml_collections.ConfigDict, workdir: Path | None = None
+) -> config_lib.Weights:
+    """Reads what goes with the weights of init.from.
+
+    Args:
+        workdir: of a run that may have begun; its config.json has what its start read, and the
+            weights may be gone.
+
+    Raises:
+        ValueError: the source cannot be read.
+    """
+    source = config.init["from"]
+    if not source:
+        return config_lib.Weights()
+    if workdir and (begun := _of_begun(source, workdir)):
+        return begun
     try:
+        source = sources.pinned(source)
         stored = stored_config(source)
+        found = sources.pixels(source)
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
-    found = config.copy_and_resolve_references().unlock()
+    pixels = {"data.mean": found.mean, "data.std": found.std} if found else {}
+    fills, family = {}, config.model.family
     if stored is None:
         record = FAMILIES[family]
         side = record.native_sizes.get(config.model.variant, record.native_size)
-        found.data.image_size = config.data.image_size or ((side, side) if side else ())
-        return found.lock()
-    recipe = recipes.values(config.recipe, config.model, config.data.name)
-    for key in OF_IMAGES:
-        name = f"data.{key}"
-        if name not in config.by_hand and config.data[key] in ((), 0, recipe.get(name)):
-            found.data[key] = stored.data[key]
-    network = config_lib.build_model(stored).config if stored.model.family == family else None
-    for key in FAMILIES[family].automatic if network else ():
-        found.model[key] = config.model[key] or getattr(network, key)
-    return found.lock()
-
-
-def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Pins a network of the hub to its commit, and normalises pixels as what stands beside the
-    weights says, where the configuration does not."""
-    source = config.init["from"]
-    if not source:
-        return config
-    config = config.copy_and_resolve_references().unlock()
-    try:
-        config.init["from"] = sources.pinned(source)
+        fills = {"data.image_size": (side, side)} if side else {}
         stated = config.data.mean or config.data.std
-        found = None if stated else sources.pixels(config.init["from"])
-    except ValueError as error:
-        raise ValueError(f"init.from={source}: {error}") from error
-    if found:
-        config.data.mean, config.data.std = found.mean, found.std
-    return config.lock()
+        return config_lib.Weights({}, fills if stated else fills | pixels, source)
+    if stored.model.family == family:
+        sizes = config_lib.build_model(stored).config
+        fills = {f"model.{key}": getattr(sizes, key) for key in FAMILIES[family].automatic}
+    settings = {f"data.{key}": stored.data[key] for key in _OF_IMAGES}
+    return config_lib.Weights(settings | pixels, fills, source)
+
+
+def with_weights(config: ml_collections.ConfigDict) -> config_lib.Settings:
+    """Returns a configuration with what goes with the weights of init.from, to load data by."""
+    return config_lib.resolve(config, weights=of_weights(config))
+
+
+def _of_begun(source: str, workdir: Path) -> config_lib.Weights | None:
+    """Returns what a run's start read from the same source, by its config.json."""
+    path = workdir / "config.json"
+    if not ((workdir / "checkpoints").is_dir() and path.is_file()):
+        return None
+    try:
+        saved = config_lib.from_json(path.read_text("utf-8"))
+        begun = saved.init["from"]
+        settings = {f"data.{key}": saved.data[key] for key in _OF_IMAGES}
+        automatic = FAMILIES[saved.model.family].automatic
+        fills = {f"model.{key}": saved.model[key] for key in automatic}
+        same = without_commit(begun) == without_commit(source)
+    except (OSError, *files.FOREIGN):
+        return None  # somebody changed it; the run writes it anew
+    return config_lib.Weights(settings, fills, begun) if same else None
+
+
+def without_commit(source: str) -> str:
+    """Returns a source without the commit to which a network of the hub was pinned."""
+    return source.partition("@")[0] if source.startswith("hub:") else source
 
 
 def load(

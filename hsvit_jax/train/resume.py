@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 import numpy as np
 
 from hsvit_jax import augment, checkpoint
@@ -62,9 +61,11 @@ def latest(
             was, run = _as_saved(run, meta), _moved(run, meta, number)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
-            who = {"by_hand": None}  # of both: by whom a setting is given is no setting
-            saved = json.loads(config_lib.to_json(config_lib.completed(meta["config"])))
-            changed = checkpoint.diff(saved | who, config | who)
+            saved = json.loads(json.dumps(config_lib.completed(meta["config"]).to_dict()))
+            sizes = FAMILIES[run.config.model.family].automatic  # compared as the network has them
+            for model in (saved["model"], config["model"]):
+                model.update(dict.fromkeys(sizes))
+            changed = checkpoint.diff(saved, config)
         except _FOREIGN as error:
             raise ValueError(
                 f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
@@ -150,27 +151,6 @@ def _moves(was: Run, run: Run, number: int, skipped: int) -> Iterator[str]:
         yield f"the learning rate was {last:.1e} and goes on at {after:.1e}"
 
 
-def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collections.ConfigDict:
-    """Takes from a run's config.json what its start read from init.from, which may be gone."""
-    path, source = workdir / "config.json", config.init["from"]
-    if not (source and (workdir / "checkpoints").is_dir() and path.is_file()):
-        return config
-    try:
-        saved = config_lib.from_json(path.read_text("utf-8"))
-        same = _meaning("init.from", saved.init["from"]) == _meaning("init.from", source)
-        read = {"data": init_from.OF_IMAGES, "model": FAMILIES[saved.model.family].automatic}
-        read = {part: {key: saved[part][key] for key in names} for part, names in read.items()}
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        return config  # somebody changed it; the run writes it anew
-    if not same:
-        return config
-    config = config.copy_and_resolve_references().unlock()
-    config.init["from"] = saved.init["from"]
-    for part, values in read.items():
-        config[part].update({key: config[part][key] or value for key, value in values.items()})
-    return config.lock()
-
-
 def start(run: Run, verbose: bool) -> tuple[tuple[dict, dict] | None, str]:
     """Loads or makes the (params, stats) that the `init` section asks for, None for random ones;
     with the digest of what init.from names."""
@@ -241,7 +221,7 @@ def _meaning(key: str, value: Any) -> Any:
         return value > 0
     if key == "init.freeze":
         return init_from.frozen_parts(value)
-    return value.partition("@")[0] if str(value).startswith("hub:") else value
+    return init_from.without_commit(value) if key == "init.from" else value
 
 
 def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:

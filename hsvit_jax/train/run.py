@@ -5,28 +5,24 @@ import dataclasses
 import json
 import os
 import shlex
-import sys
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, augment, checkpoint, data
+from hsvit_jax import artifacts, checkpoint, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import schema
-from hsvit_jax.runtime import coordination, memory, watchdog
-from hsvit_jax.text import printable
+from hsvit_jax.runtime import coordination, watchdog
 from hsvit_jax.train import batches as batches_lib
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 from hsvit_jax.train.loop import Callback, Loop
+from hsvit_jax.train.prepare import prepare
 from hsvit_jax.train.run_spec import Run
 
 
@@ -43,207 +39,6 @@ class Result:
     seconds: float = 0.0
     curves: Path | None = None
     report: Path | None = None
-
-
-def prepare(
-    config: ml_collections.ConfigDict,
-    *,
-    dataset: data.Dataset | None = None,
-    devices: list | None = None,
-    verbose: bool = True,
-) -> Run:
-    """Loads the data, resolves the configuration, and builds network, mesh and optimizer.
-
-    Args:
-        config: as a config file's `get_config` returns it.
-        dataset: to use instead of loading config.data.name.
-        devices: all of jax's when left out.
-        verbose: say how far a slow first load is.
-
-    Raises:
-        ValueError: configuration, data set and devices do not fit together.
-    """
-    step_lib.augment_settings(config)  # refuses what excludes each other, before data is read
-    if dataset is None:
-        config = init_from.as_named(config)
-        if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
-            _network(config_lib.resolve(config, data.describe(config.data.name)))
-        dataset = load_data(config, verbose=verbose)
-    else:
-        config = config.copy_and_resolve_references().unlock()
-        _take_shape(config, dataset.info)
-        for key in ("val_fraction", "fraction", "on_bad_image"):  # by which it is found again
-            asked, config.data[key] = config.data[key], getattr(dataset, key)
-            if _is_asked(config, key, asked) and asked != config.data[key]:
-                raise ValueError(
-                    f"data.{key}={asked}, but the data set given has {config.data[key]}: leave it "
-                    "out, or make the data set so (val_fraction= and on_bad_image= of what loads "
-                    "it, dataset.subset(fraction))"
-                )
-        if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
-            config.data.name = dataset.info.name
-    if not (examples := len(dataset.train)):
-        raise ValueError("the data set has no training images: make it without test_only=True")
-    config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
-    config_lib.refuse_unread(config)
-    config = config_lib.resolve(init_from.as_published(config), dataset.info)
-    settings, size = step_lib.augment_settings(config), config.data.image_size
-    augment.check_size(settings, *size, config.data.channels)
-    model, batch = _network(config), config.train.batch
-    _check_held_out(config, dataset)
-    if batch > examples:
-        raise ValueError(
-            f"train.batch={batch} is larger than the training split of {examples} images: lower "
-            "train.batch or give more images"
-        )
-    if not model.group_axis_limit and config.mesh.group > 1:
-        groups = getattr(model.config, "groups", 0)
-        why = "the groups of it read each other" if groups else "it has no attention groups"
-        raise ValueError(
-            f"mesh.group={config.mesh.group} cannot spread {config.model.variant} "
-            f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
-            "of every network"
-        )
-    mesh = mesh_lib.make(
-        config.mesh.group,
-        config.mesh.data,
-        groups=model.group_axis_limit,
-        batch=batch,
-        accumulate=config.train.accumulate,
-        devices=devices,
-        parts=_parts(config),
-        aggregate=config.mesh.aggregate,
-    )
-    if config.init.cache:
-        feature_cache.check(config, model, mesh)
-    steps_per_epoch = examples // batch
-    total_steps = config_lib.total_steps(config, steps_per_epoch)
-    if not total_steps and config.train.epochs:
-        raise ValueError(
-            f"train.epochs={config.train.epochs:g} is less than one step of {batch} of {examples} "
-            "images: raise it, or set train.epochs=0 and train.steps"
-        )
-    config = config_lib.with_warmup(config, total_steps, steps_per_epoch)
-    schedule = optim.schedule(config.optim, total_steps, steps_per_epoch)
-    tx = optim.build(config.optim, schedule, model)
-    return Run(
-        config=config,
-        dataset=dataset,
-        model=model,
-        mesh=mesh,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
-        schedule=schedule,
-        tx=tx,
-        state_shape=jax.eval_shape(
-            lambda start: step_lib.init_state(model, tx, config, start), model.init_shapes()
-        ),
-    )
-
-
-def _is_asked(config: ml_collections.ConfigDict, key: str, value: Any) -> bool:
-    """Whether a key of `data` was set by hand: as text, or as an attribute, which leaves no other
-    trace than a value that is not the default; an image's size may be a smoke run's."""
-    changed = key != "image_size" and value != schema.KEYS[f"data.{key}"].initial
-    return changed or f"data.{key}" in config.by_hand
-
-
-def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
-    """Takes size, channels and fit, which predictions follow, from a data set that is given."""
-    size = tuple(config.data.image_size)
-    asked = {"image_size": size * 2 if len(size) == 1 else size}
-    asked |= {key: config.data[key] for key in ("channels", "fit")}
-    for key, wanted in asked.items():
-        value = getattr(info, key)
-        if _is_asked(config, key, wanted) and wanted not in (value, (), 0):
-            raise ValueError(
-                f"data.{key}={wanted}, but the images given have {value}: give {key}= to "
-                "hsvit_jax.from_arrays or from_examples instead"
-            )
-        config.data[key] = value
-
-
-def _network(config: ml_collections.ConfigDict) -> Any:
-    """Builds the network of a resolved configuration, its frozen parts marked; refuses one that
-    does not fit in memory."""
-    model = config_lib.build_model(config)
-    frozen = init_from.frozen_parts(config.init.freeze)
-    model = model.with_frozen(frozen) if frozen else model
-    memory.check_network(config, model)
-    return model
-
-
-def _parts(config: ml_collections.ConfigDict) -> str:
-    """Names the parts of the network that lie on the mesh's `group` axis."""
-    if config.model.get("towers", 1) > 1:
-        return "towers"
-    return "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
-
-
-def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Refuses a data set without the splits to evaluate on; warns of unused validation images."""
-    if not len(dataset.test):
-        raise ValueError(
-            f"{config.data.name} has no test images: the run could not be evaluated; add some"
-        )
-    if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
-        raise ValueError(
-            f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
-            "images: give three or more of a class and a val_fraction above 0, or say "
-            "train.select_on='last' to take the last checkpoint"
-        )
-    if "data.val_fraction" in config.by_hand and not config.data.val_fraction and len(dataset.val):
-        warnings.warn(
-            f"data.val_fraction=0 is not used: {config.data.name} has a validation part of its "
-            "own, which is not trained on; put its images into the training part for that",
-            stacklevel=2,
-        )
-
-
-def load_data(
-    config: ml_collections.ConfigDict,
-    *,
-    resident: bool = True,
-    test_only: bool = False,
-    verbose: bool = True,
-) -> data.Dataset:
-    """Loads the data set of a configuration at the image size it asks for.
-
-    Args:
-        config: its `data` section counts.
-        resident: False reads image files as needed though they would fit in memory.
-        test_only: put every image into the test split.
-        verbose: process 0 says on standard error how far a slow first load is.
-    """
-    size = tuple(config.data.image_size)
-    limit = {} if resident else {"resident_limit_bytes": 0}
-    dataset = data.load(
-        config.data.name,
-        data_dir=config.data.dir or None,
-        image_size=(size * 2 if len(size) == 1 else size) or None,
-        channels=config.data.channels or None,
-        fit=config.data.fit,
-        val_fraction=config.data.val_fraction,
-        on_bad_image=config.data.on_bad_image,
-        progress=_progress() if verbose and coordination.is_lead() else None,
-        test_only=test_only,
-        **limit,
-    )
-    return dataset.subset(config.data.fraction)
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    """Makes a function that says what a load begins to do, and every ten seconds how far it is."""
-    told: dict[str, float] = {}
-
-    def tell(what: str, done: int, total: int) -> None:
-        if what not in told or time.monotonic() - told[what] >= 10:
-            told[what] = time.monotonic()
-            text = f"{what}: {done:,}" if done else what
-            text += f" of {total:,}" if total else ""
-            print(printable(text), file=sys.stderr, flush=True)
-
-    return tell
 
 
 def train(
@@ -284,7 +79,7 @@ def train(
         KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    _check_config(config)
+    loggers.check(config_lib.resolve(config).train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -303,8 +98,8 @@ def train(
                 f"data that have moved: --config=NETWORK:{kind}=NEW "
                 f"--workdir={shlex.quote(str(workdir))}"
             )
-        started_as = resume.as_started(config, workdir)
-        run = prepare(started_as, dataset=dataset, devices=devices, verbose=verbose)
+        options = {"devices": devices, "verbose": verbose, "workdir": workdir}
+        run = prepare(config, dataset=dataset, **options)
         if recoverable:
             elastic.check(run)
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
@@ -313,7 +108,7 @@ def train(
         # The same numbers wherever the run goes on, and on every process.
         stack.enter_context(jax.threefry_partitionable(True))
         run, checkpoints = coordination.agree(open_run)
-        settings = (f"{k}={v}" for k, v in config_lib.leaves(run.config) if k != "by_hand")
+        settings = (f"{k}={v}" for k, v in config_lib.leaves(run.config))
         coordination.check_same("configuration", "\n".join(settings))
         coordination.check_same("version or jax setting", workdir_lib.programs())
         coordination.check_same("data set", run.dataset.fingerprint)
@@ -392,16 +187,6 @@ def _open_metrics(
     return log, bar
 
 
-def _check_config(config: ml_collections.ConfigDict) -> None:
-    config_lib.validate(config)  # it may have been changed since `get_config`
-    if config.recipe not in ("strong", "small") and "recipe" not in config.by_hand:
-        raise ValueError(
-            f"recipe={config.recipe!r} alone changes no setting: name it after the colon, as in "
-            f"get_config('c2a2:digits,{config.recipe}')"
-        )
-    loggers.check(config.train.loggers)
-
-
 #: What the opening says of the recipe `small`, beside epochs, batch and warm-up.
 _BY_SIZE = ("augment.mixup", "augment.cutmix")
 
@@ -433,11 +218,11 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
     else:
         warmup_text = f"{warmup:,} of them warm-up"
     leaves = dict(config_lib.leaves(config))
-    own = [key for key in _BY_SIZE if leaves[key] and key not in config.by_hand]
+    own = [key for key in _BY_SIZE if leaves[key] and key not in config.user]
     chosen = [f"{key}={leaves[key]:g}" for key in own if config.recipe == "small"]
     epochs = f"{run.position(run.total_steps) / run.steps_per_epoch:.3g} epochs"
     recipe = " ".join(["recipe", config.recipe, *chosen])
-    if "tiny" in config.by_hand:
+    if config.words and "tiny" in config.words.switches:
         recipe = "smoke run: its accuracy means nothing"
     on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))

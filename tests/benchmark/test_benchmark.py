@@ -209,7 +209,9 @@ def test_a_part_computes_that_part_alone(parts_alone):
 
 def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
     streamed = data.Split(np.arange(64, dtype=np.int32) % 10, None, None)
-    dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
+    dataset = data.Dataset(
+        data.describe("digits").with_shape((16, 16), 1), streamed, streamed, streamed, "x"
+    )
     monkeypatch.setattr(train, "load_data", lambda config: dataset)
     with pytest.raises(ValueError, match="leave out --data"):
         benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])

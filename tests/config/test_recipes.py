@@ -36,7 +36,8 @@ def recipe_of(spec):
 
 def warmup(config, epochs=300):
     """Epochs of warm-up in a run of `epochs`, of 10 steps each."""
-    return config_lib.with_warmup(config, 10 * epochs, 10).optim.warmup_epochs
+    config = config_lib.override(config, [f"train.epochs={epochs}"])
+    return config_lib.resolve(config, images=10 * config.train.batch).optim.warmup_epochs
 
 
 def test_what_the_papers_say():

@@ -118,10 +118,9 @@ def test_a_setting_without_effect_is_refused_where_it_was_set(family, path):
             section[name] = key.off
             assert schema.unread(config, [path]) == ""
             section[name] = next(value for value in edges(key) if value != key.off)
-        config_lib.refuse_unread(config)
-        config.by_hand = (path,)
+        config_lib.refuse_unread(config, ())
         with pytest.raises(ValueError, match=rf"^{path} has no effect with .*{others[0]}="):
-            config_lib.refuse_unread(config)
+            config_lib.refuse_unread(config, (path,))
 
 
 def test_what_a_default_network_reads_is_not_refused():

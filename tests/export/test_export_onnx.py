@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax import models
+from hsvit_jax import export, models
 from hsvit_jax.export import programs
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -47,7 +47,7 @@ def session(path):
 def test_logits_are_the_network_s(words, tmp_path):
     side = 64 if words == ("mobilevit",) else 32  # at 32 its last map has to be resized
     network = small_runs.stored(*words, side=side)
-    programs.write(network, {}, tmp_path / "a.onnx", "onnx", None)
+    export.write(network, {}, tmp_path / "a.onnx", "onnx")
     run, wanted = session(tmp_path / "a.onnx").run, answers(network)
     for count in (1, 7):
         for ours, theirs in zip(wanted, run(None, {"images": images(side)[:count]}), strict=True):
@@ -58,7 +58,7 @@ def test_logits_are_the_network_s(words, tmp_path):
 @pytest.mark.parametrize("words", [("c2a2",), ("c2a2", *TILES)], ids=" ".join)
 def test_parts_are_the_network(words, tmp_path):
     network = small_runs.stored(*words)
-    programs.write(network, {}, tmp_path / "two", "onnx", 2)
+    export.write(network, {}, tmp_path / "two", "onnx", 2)
     parts = [session(tmp_path / "two" / f"part{k}.onnx") for k in range(2)]
     head, (logits, _) = session(tmp_path / "two" / "head.onnx"), answers(network)
     for count in (1, 7):
@@ -74,5 +74,5 @@ def test_parts_are_the_network(words, tmp_path):
 )
 def test_what_cannot_be_converted_says_why(words, message, tmp_path):
     with pytest.raises(ValueError, match=f"take --format=stablehlo: .*{message}"):
-        programs.write(small_runs.stored(*words), {}, tmp_path / "a.onnx", "onnx", None)
+        export.write(small_runs.stored(*words), {}, tmp_path / "a.onnx", "onnx")
     assert not [*tmp_path.iterdir()]

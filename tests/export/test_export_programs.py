@@ -98,7 +98,7 @@ def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_
     assert [*rows] == ["part0.stablehlo", "part1.stablehlo", "head.stablehlo"]
     assert rows["part1.stablehlo"]["groups"] == [4, 5, 6, 7]
     for name, row in rows.items():
-        assert name in printed and f"{row['flops']:,}" in printed
+        assert name in printed and row["flops"] > 0
         assert row["bytes"] == (tmp_path / "two" / name).stat().st_size > 4 * row["parameters"]
     *parts, head = (export.deserialize((tmp_path / "two" / n).read_bytes()) for n in rows)
     totals, weights = zip(*(part.call(images) for part in parts), strict=True)
@@ -109,7 +109,7 @@ def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_
     sheet.write_text(sheet.read_text().replace('"step": ', '"step": 1'))
     capsys.readouterr()
     assert main.main([*words, "--format=stablehlo"]) == 1
-    assert "holds another network's parts" in capsys.readouterr().err
+    assert "another network" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def build(variant, towers, convolution, **changes):
     return models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
 
 
-def by_hand(variant, towers, separable):
+def counted(variant, towers, separable):
     """(parameters, multiply-adds) of one 32×32 image in 10 classes: 16 groups, 64 dimensions."""
     sizes = hsvit.FAMILY.settings(variant)
     channels, depth = sizes["conv_channels"], sizes["depth"]
@@ -63,7 +63,7 @@ def test_towers_have_the_parameters_and_flops_of_the_formula(case):
     variant, convolution = case
     for towers, published in zip(TOWERS, PARAMETERS[case], strict=True):
         network = build(variant, towers, convolution)
-        parameters, macs = by_hand(variant, towers, convolution == "separable")
+        parameters, macs = counted(variant, towers, convolution == "separable")
         assert costs.parameters(network) == parameters == published
         assert costs.flops(network) == 2 * macs
 

@@ -189,7 +189,7 @@ def test_transfers_take_what_the_model_says():
     assert seconds("all-gather") == seconds("reduce-scatter") == pytest.approx(0.75 * 2 + 3 * 2e-3)
 
 
-def test_idle_time_ratios_by_hand():
+def test_idle_time_ratios_at_points():
     one, *_, eight = planned(odd())["idle_time_ratio"]
     assert one == {"devices": 1, **dict.fromkeys(IDLE, 0)}
     assert (eight["devices"], eight["model_parallel"], eight["pipeline"]) == (8, 7, 7 / 8)

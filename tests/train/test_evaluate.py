@@ -44,7 +44,7 @@ def split_of(count, classes, seed=1):
     return data.Split(rng.integers(classes, size=count).astype(np.int32), images, None)
 
 
-def by_hand(params, split):
+def in_numpy(params, split):
     """Loss, top-1 and top-5 counts and the confusion matrix in float64."""
     x = (split.images.reshape(len(split), -1) / 255 - 0.4) / 0.3
     logits = x @ np.asarray(params["kernel"], np.float64)
@@ -70,7 +70,7 @@ def test_exact_counts(group, count):
     placed = jax.device_put(params, mesh_lib.state_shardings(mesh, params, Linear()))
     for examples, batch in ((101, 16), (101, 1000), (3, 16)):
         split = split_of(examples, 7)
-        loss, top1, top5, confusion = by_hand(params, split)
+        loss, top1, top5, confusion = in_numpy(params, split)
         for given in (split, data.Split(split.labels, None, split.images.__getitem__)):
             got = evaluator(placed, {}, given, batch)
             assert (got.examples, got.accuracy) == (examples, top1 / examples)
@@ -92,7 +92,7 @@ def test_few_classes_ties_and_logits_that_are_not_finite():
     one = mesh_lib.make(1, 1, groups=8)
     params, split = linear_params(3), split_of(20, 3)
     got = run(params, split, 8, one, 3)
-    assert (got.top5, got.accuracy) == (1.0, by_hand(params, split)[1] / 20)
+    assert (got.top5, got.accuracy) == (1.0, in_numpy(params, split)[1] / 20)
     assert list(got.figures) == ["loss", "accuracy", "interval", "macro_f1", "examples"]
     # A network with the same logit for all classes has a top-5 of 5/K, not 1.
     params = jax.tree.map(jnp.zeros_like, linear_params(7))
@@ -143,7 +143,7 @@ def test_logits_are_averaged_over_the_views_of_an_image():
         assert program.count("stablehlo.dot_general") == 1
 
 
-def test_macro_f1_by_hand():
+def test_macro_f1_of_a_known_confusion():
     """A class without examples or predictions has no F1."""
     confusion = np.array([[6, 2, 0, 0], [1, 3, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
     result = evaluate.Evaluation(0.5, 9 / 14, 1.0, 14, confusion)

@@ -82,30 +82,31 @@ def test_a_run_s_folder_may_be_called_as_a_file_is(source, tmp_path):
 
 
 def test_a_run_goes_on_when_what_it_started_from_is_gone(tmp_path):
+    def started(config):
+        return config_lib.resolve(config, weights=init_from.of_weights(config, tmp_path))
+
     gone = f"init.from={tmp_path}/gone.safetensors"
     config = config_lib.get_config("resnet:18,cifar10", gone)
     with pytest.raises(ValueError, match="gone"):
-        init_from.as_named(config)
+        init_from.of_weights(config)
     saved = config_lib.override(
         config, ["data.image_size=64,64", "data.mean=0.1", "data.std=0.2", "data.channels=3"]
     )
     (tmp_path / "config.json").write_text(config_lib.to_json(saved))
     (tmp_path / "checkpoints").mkdir()
-    found = resume.as_started(config, tmp_path)
-    found = init_from.as_published(init_from.as_named(found))
+    found = started(config)
     assert [found.data[key] for key in ("image_size", "mean", "std")] == [(64, 64), (0.1,), (0.2,)]
-    by_hand = config_lib.get_config("resnet:18,cifar10", gone, "data.mean=0.3")
-    assert resume.as_started(by_hand, tmp_path).data.mean == (0.3,)
-    other = config_lib.get_config("resnet:18,cifar10", "init.from=other")
-    assert resume.as_started(other, tmp_path) is other
-    for damaged in ("", "[]", "{}", '{"init": {"from": 5}, "data": 7}'):
+    own = config_lib.get_config("resnet:18,cifar10", gone, "data.mean=0.3")
+    assert started(own).data.mean == (0.3,)
+    for damaged in ("", "[]", "{}", '{"init": {"from": 5}, "data": 7}', '{"user": 3}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert resume.as_started(config, tmp_path) is config
+        with pytest.raises(ValueError, match="gone"):
+            started(config)
     commit = "hub:a/b@" + "0" * 40
     saved.init["from"] = commit
     (tmp_path / "config.json").write_text(config_lib.to_json(saved))
     config = config_lib.get_config("resnet:18,cifar10", "init.from=hub:a/b")
-    found = init_from.as_published(resume.as_started(config, tmp_path))
+    found = started(config)
     assert found.init["from"] == commit  # without a look at the hub
 
 

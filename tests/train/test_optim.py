@@ -54,7 +54,7 @@ def settings(**values):
         ({"warmup_epochs": 5.0}, 4, {0: 0.008, 1: 0.016, 2: 0.024, 3: 0.032}),
     ],
 )
-def test_the_schedule_at_points_by_hand(chosen, steps, expected):
+def test_the_schedule_at_known_points(chosen, steps, expected):
     rate = optim.schedule(settings(learning_rate=0.2, **chosen), steps, 5)
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, abs=1e-7), step

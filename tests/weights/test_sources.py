@@ -102,7 +102,7 @@ def test_a_run_starts_from_the_hub(hub, monkeypatch):
 def test_what_the_hub_has_not_is_said(hub):
     said = r"init.from=hub:ada/nut: hub:ada/nut cannot be read: .* make sure you are authenticated"
     with pytest.raises(ValueError, match=said):
-        init_from.as_published(small_runs.small_config(init__from="hub:ada/nut"))
+        init_from.of_weights(small_runs.small_config(init__from="hub:ada/nut"))
     with pytest.raises(ValueError, match="RevisionNotFoundError"):
         sources.locate("hub:ada/net@v2")
     with pytest.raises(ValueError, match="HFValidationError"):

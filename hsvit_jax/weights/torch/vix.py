@@ -13,7 +13,7 @@ import numpy as np
 from hsvit_jax.models import conv_layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vix import stems
-from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
+from hsvit_jax.models.vix.mixer_config import KEYS, PINV_STEPS
 from hsvit_jax.weights.torch.base import (
     Placed,
     Sections,
@@ -83,7 +83,8 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     as the reference does. Raises ValueError for heads that stay unknown or do not fit, and for
     another number of iterations of the pseudo-inverse than ours.
     """
-    inferred: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
+    inferred: dict[str, Any] = {name: key.default for name, key in KEYS.items()}
+    inferred["batch_coupling"] = True
     inferred["dropout"] = field(given, "dropout", 0.0)
     table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
     width = table.shape[-1] if table is not None and table.ndim == 2 else None

@@ -22,7 +22,7 @@ NETWORKS = {
 }
 
 
-def test_parameters_by_hand():
+def test_parameters_counted():
     """The image's convolution is dense; each later one is k·k per channel in, and in × out."""
     params, _ = NETWORKS["replicated"].init_shapes()
     blocks = params["trunk"]["blocks"]
@@ -61,8 +61,8 @@ def test_the_plan_knows_it():
             if not row["quantity"].startswith("activations"):
                 assert row["predicted"] == pytest.approx(row["compiled"], rel=0.01), row
     cost = costs.Cost("data", NETWORKS["replicated"], data=1, group=1, batch=1)
-    by_hand = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
-    assert cost.depthwise_flops == (by_hand, 3 * by_hand)
+    counted = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
+    assert cost.depthwise_flops == (counted, 3 * counted)
     dense = costs.Cost(
         "data", hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)), data=1, group=1, batch=1
     )

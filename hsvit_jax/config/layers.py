@@ -1,0 +1,101 @@
+"""A configuration that keeps what its user set apart from what follows from it."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+from flax import traverse_util
+
+from hsvit_jax.config import schema
+
+
+class Words(NamedTuple):
+    """What the words of --config name beside the user's settings.
+
+    Attributes:
+      network: the `model` section of the family and variant.
+      switches: names of switches, in their order.
+    """
+
+    network: Mapping[str, Any]
+    switches: tuple[str, ...]
+
+
+class Settings(ml_collections.ConfigDict):
+    """A configuration or one of its sections, which notes the keys that are assigned to it.
+
+    Who assigns a key is its user: `resolve` leaves the value as it is. The program makes a new
+    configuration instead, by `make` or `filled`.
+    """
+
+    def __init__(self, initial: Any = None, type_safe: bool = True, **options: Any) -> None:
+        object.__setattr__(self, "_noted", set())
+        object.__setattr__(self, "words", None)
+        super().__init__(initial, type_safe, **options)
+        if isinstance(initial, Settings):
+            self._keep(initial._noted, initial.words)
+        else:
+            self._noted.clear()
+
+    def _keep(self, noted: Collection[str], words: Words | None) -> None:
+        object.__setattr__(self, "_noted", set(noted))
+        object.__setattr__(self, "words", words)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, dict | ml_collections.ConfigDict) and not isinstance(value, Settings):
+            value = Settings(value, self.is_type_safe)
+        super().__setitem__(key, value)
+        self._noted.add(key)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._keep(state["_noted"], state["words"])
+
+    def copy_and_resolve_references(self, visit_map: dict | None = None) -> "Settings":
+        """Returns a deep copy, in which the same keys are noted."""
+        copy = super().copy_and_resolve_references(visit_map)
+        copy._keep(self._noted, self.words)
+        return copy
+
+    def _own(self, whole: bool = False) -> Iterator[tuple[str, Any]]:
+        for key, value in self.items():
+            noted = whole or key in self._noted
+            if isinstance(value, Settings):
+                yield from ((f"{key}.{name}", leaf) for name, leaf in value._own(noted))
+            elif noted:
+                yield key, value
+
+    def noted(self, own: Collection[str]) -> "Settings":
+        """Notes keys by 'section.key', those that there are, as the user's; returns itself."""
+        for key, _ in schema.leaves(self):
+            if key in own:
+                section, _, name = key.rpartition(".")
+                (self[section] if section else self)._noted.add(name)
+        return self
+
+    @property
+    def user(self) -> dict[str, Any]:
+        """The settings of the user by 'section.key': words, assignments and overrides."""
+        return dict(self._own())
+
+    def with_user(self, user: Mapping[str, Any]) -> "Settings":
+        """Returns a configuration whose user set just these values."""
+        return make(dict(schema.leaves(self)) | dict(user), user, self.words)
+
+    def filled(self, values: Mapping[str, Any]) -> "Settings":
+        """Returns a configuration with these values, which are not the user's."""
+        return make(dict(schema.leaves(self)) | dict(values), self.user, self.words)
+
+
+def make(
+    values: Mapping[str, Any], user: Collection[str] = (), words: Words | None = None
+) -> Settings:
+    """Makes a locked configuration.
+
+    Args:
+      values: all settings by 'section.key'.
+      user: keys of those that the user set.
+    """
+    made = Settings(traverse_util.unflatten_dict(values, sep=".")).noted(user)
+    made._keep(made._noted, words)
+    return made.lock()
