@@ -214,14 +214,15 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     try:
         spec, settings, rest, help_word = _split_config(words)
         found = request.flags([name, *rest])[1:]
+        request = replace(request, spec=spec or "", settings=settings, words=found)
         if help_word:
             every = help_word == "helpfull" or command.config != EVERYTHING
-            text = _help(start, command, about, request.flags, spec, settings, every)
+            text = _help(start, command, about, request, every)
             with _exit_code(start, note) as end:
                 print(text)
             return end.code
-        config = None if spec is None else config_lib.get_config(spec, *settings)
-        request = replace(request, spec=spec or "", settings=settings, config=config, words=found)
+        if spec is not None:
+            request = replace(request, config=config_lib.get_config(spec, *settings))
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
         work = importlib.import_module(command.module).run
@@ -333,15 +334,12 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
     """Raises Misuse for keys that the command does not read, and a missing configuration."""
     name, named, finds_run = request.name, request.run, command.takes_run
     more = set(command.config.split()) - set(MESH.split())
-    if request.config is None:
-        by_words = more and command.words  # these name configurations
-        alone = [key for key in keys if not (named and key.startswith("mesh."))]
-        unread = named and alone and not command.reads_key(alone[0])
-        if command.needs_config or (alone and not by_words and not unread):
-            raise Misuse(f"{f'--config.{alone[0]}' if alone else name} needs --config=FILE")
-    elif not (more or (finds_run and config_lib.is_registered(request.config))) and (
-        named or not finds_run
-    ):
+    by_words = more and command.words  # these name configurations
+    if request.config is None and command.needs_config:
+        raise Misuse(f"{name} needs --config=FILE")
+    unread = request.config is not None and not more
+    # But for the one that names the run, or the file of its network.
+    if unread and not (finds_run and (not named or config_lib.is_registered(request.config))):
         beside = f" beside {named}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in keys:
@@ -351,6 +349,8 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
             raise Misuse(
                 f"{name} does not use --config.{key}: leave it out (keys that it reads: {read})"
             )
+        if request.config is None and not (by_words or (named and key.startswith("mesh."))):
+            raise Misuse(f"--config.{key} needs --config=FILE")
 
 
 def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], str]:
@@ -385,15 +385,7 @@ def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
     return "\n".join([usage, "", *lines, "", about, more])
 
 
-def _help(
-    start: str,
-    command: Command,
-    about: str,
-    values: flags.FlagValues,
-    spec: str | None,
-    settings: list[str],
-    every: bool,
-) -> str:
+def _help(start: str, command: Command, about: str, request: Request, every: bool) -> str:
     """A command's sentence, examples and flags, and the keys of the configuration that it reads.
 
     Args:
@@ -403,12 +395,12 @@ def _help(
     parts = (*config[: command.needs_config], command.usage, "[--FLAG=VALUE ...]", *config[1:])
     lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
     lines += [re.sub(r"(?m)^", "  ", command.examples.replace("$", start)), "", "Flags:"]
-    for flag in (values[name] for name in values):
+    for flag in map(request.flags.__getitem__, request.flags):
         default = "..." if flag.default is None else flag.default_as_str.strip("'")
         lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
     if command.config:
-        whose = "" if spec else f" of --config={_EXAMPLE}; beside another --config, its own"
-        keys = config_lib.get_config(spec or _EXAMPLE, *settings)
+        whose = "" if request.spec else f" of --config={_EXAMPLE}; beside another --config, its own"
+        keys = config_lib.get_config(request.spec or _EXAMPLE, *request.settings)
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
         shown = command.reads_key if every else config_lib.FIRST.__contains__
         lines += [config_lib.describe(keys, shown)]

@@ -23,7 +23,7 @@ FLOORS = (
     (2, "models", "ops"),
     (3, "config", "models"),
     (4, "planner", "artifacts config mesh models ops"),
-    (4, "weights", "checkpoint config models ops"),
+    (4, "weights", "artifacts checkpoint config models ops"),
     (5, "train", "artifacts augment checkpoint config data mesh models runtime weights"),
     (6, "classifier", "artifacts augment checkpoint config data mesh models runtime train weights"),
     (7, "cli", "artifacts config runtime"),
@@ -156,9 +156,13 @@ def test_heavy_libraries_wait_until_needed():
     assert not {module: names for module, names in heavy.items() if names}
 
 
-def test_one_module_imports_orbax():
-    users = [m for m, tree in trees().items() if any(n.startswith("orbax") for n in imports(tree))]
-    assert users == ["checkpoint.orbax_arrays"]
+def test_orbax_and_what_jax_does_not_publish_have_one_user_each():
+    names = {m: imports(tree) for m, tree in trees().items()}
+    users = [
+        [m for m in names if any(name.startswith(library) for name in names[m])]
+        for library in ("orbax", "jax._src", "jaxlib")
+    ]
+    assert users == [["checkpoint.orbax_arrays"], ["runtime.coordination"], []]
 
 
 def test_mesh_alone_names_axes_and_collectives():

@@ -10,7 +10,6 @@ import json
 import os
 import pydoc
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -31,11 +30,11 @@ from support import small_runs
 from support.data_files import class_folders
 
 import hsvit_jax
-from hsvit_jax import checkpoint, classifier, cli, commands, main, run_report, train
+from hsvit_jax import checkpoint, classifier, cli, commands, main, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import other_data
 from hsvit_jax.commands import evaluate
-from hsvit_jax.config import schema
-from hsvit_jax.models import FAMILIES, costs
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.run_report import measures
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import loop, metrics
@@ -81,9 +80,7 @@ def test_a_curve_of_votes(capfd, run, tmp_path, monkeypatch):
 
 def test_no_arguments_print_the_usage(capfd):
     code, out, err = call(capfd)
-    assert (code, err) == (2, "")
-    assert out.startswith("usage: python -m hsvit_jax COMMAND")
-    assert all(f"\n  {name} " in out for name in commands.COMMANDS)
+    assert (code, err) == (2, "") and all(f"\n  {name} " in out for name in commands.COMMANDS)
 
 
 def test_help(capfd):
@@ -95,17 +92,11 @@ def test_help(capfd):
         assert ("--config.optim.beta2=" in out) == every != ("train --helpfull" in out)
         assert every or len(out.splitlines()) <= 80
         assert every or set(re.findall(r"--config\.([\w.]+)=", out)) == {"KEY", *config_lib.FIRST}
-        for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
-            assert f"\n  --{flag}=" in out
-        assert "--split" not in out and "--config.train.batch=5\n" in out
-        for key in ("recipe", "model.family", "model.variant"):  # which follow from --config
-            assert f"--config.{key}=" not in out
-    code, out, _ = call(capfd, "--helpfull", CONFIG, "--config.train.batch=99")
-    assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
-    code, out, _ = call(capfd, "compare", "--help")
-    assert code == 0 and "\n  --seeds=0 " in out  # as the flag takes it
-    code, out, _ = call(capfd, "crossval", "--help")
-    assert code == 0 and "-foldsN" in out
+        assert "\n  --workdir=" in out and "--split" not in out
+        assert "--config.train.batch=5\n" in out and "--config.model.family=" not in out
+    out = call(capfd, "--helpfull", CONFIG)[1]
+    assert "--config.data.name=digits" in out
+    assert "\n  --seeds=0 " in call(capfd, "compare", "--help")[1]  # as the flag takes it
 
 
 @pytest.mark.parametrize(("place", "named"), [("pets", "."), ("pets/train", "..")])
@@ -205,16 +196,12 @@ def test_a_run_leaves_what_it_promises(run):
 
 def test_the_names_are_listed(capfd):
     code, out, err = call(capfd, "list")
-    assert (code, err) == (0, "")
     words = set(re.split(r"[\s:,]+", out))
-    assert words.issuperset(
-        f.config_file or name for name, f in FAMILIES.items() if name != "hsvit"
-    )
-    assert words.issuperset(variant for f in FAMILIES.values() for variant in f.variants)
-    assert words.issuperset((*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES))
-    assert {"folder=<path>", "c2a2-digits", "c2a2-cifar10"} <= words
-    assert {*config_lib.RECIPES} == {*schema.KEYS["recipe"].choices}
-    assert max(map(len, out.splitlines())) <= 100
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 100
+    families = {f.config_file or name for name, f in FAMILIES.items() if name != "hsvit"}
+    variants = {variant for f in FAMILIES.values() for variant in f.variants}
+    named = {*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES}
+    assert words >= families | variants | named | {"folder=<path>", "c2a2-digits"}
 
 
 def test_a_run_is_named_by_place_or_by_a_flag(capfd, run, tmp_path):
@@ -230,19 +217,12 @@ def test_a_run_is_named_by_place_or_by_a_flag(capfd, run, tmp_path):
     assert call(capfd, "report", str(run), CONFIG)[0] == 2
 
 
-def test_data_that_moved_are_named_again(tmp_path, monkeypatch, capfd):
-    """With a complete command, where the run is evaluated and where it goes on."""
+def test_data_that_moved_are_named_again(tmp_path, monkeypatch):
+    """With a command that goes on with them."""
     gone = config_lib.get_config("c2a2:folder=gone")
     monkeypatch.chdir(tmp_path)
-    request = types.SimpleNamespace(config=None, flags=types.SimpleNamespace(split=None), run="a b")
-    request.program = "hsvit"
-    with pytest.raises(ValueError, match="hsvit eval 'a b' --config=c2a2:folder=NEW --split=test"):
-        evaluate._images(request, types.SimpleNamespace(config=gone))
-    with pytest.raises(ValueError, match="moved: ln -s NEW gone"):
-        run_report.write(types.SimpleNamespace(config=gone), tmp_path, tmp_path / "r.html")
     (tmp_path / "a b" / "checkpoints").mkdir(parents=True)
-    message = "--config=NETWORK:folder=NEW --workdir='a b'"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="--config=NETWORK:folder=NEW --workdir='a b'"):
         train.train(gone, "a b")
 
 
@@ -261,15 +241,8 @@ def test_a_report(capfd, run, tmp_path):
     out = tmp_path / "test.html"
     assert call(capfd, "report", str(run), "--split=test", f"--out={out}")[:2] == (0, f"{out}\n")
     assert "test accuracy on 179 images" in out.read_text("utf-8")
-    for text in ('{"python": "3', "[1]", "\xff"):
-        damaged = shutil.copytree(run, tmp_path / "damaged", dirs_exist_ok=True)
-        (damaged / "environment.json").write_text(text, "latin-1")
-        code, _, err = call(capfd, "report", str(damaged))
-        assert code == 0 and "environment.json is damaged, and is left out" in err
     code, _, err = call(capfd, "report", str(run), f"--out={tmp_path}")
-    assert code == 1 and "expected the name of an HTML file" in err
-    code, _, err = call(capfd, "report", str(run), f"--checkpoint={run}")
-    assert code == 2 and "unexpected words" in err
+    assert code == 1 and f"--out={tmp_path}" in err
 
 
 def test_five_functions_lie_between_main_and_the_steps(capfd, run, monkeypatch):
@@ -347,12 +320,9 @@ def test_digits_are_never_mirrored(capfd, run):
 
 
 def test_eval_of_what_is_not_there(capfd, run):
-    code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--which=9")
-    assert (code, out) == (1, "") and "no step 9" in err
-    code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--which=last")
-    assert (code, out) == (1, "") and "'latest', 'best' or a step" in err
-    with pytest.raises(ValueError, match=r"which is 2\.0, expected 'latest', 'best' or a step"):
-        hsvit_jax.load(run, which=2.0)
+    for which, said in (("9", "no step 9"), ("last", "no step 'last'")):
+        code, out, err = call(capfd, "eval", str(run), f"--which={which}")
+        assert (code, out) == (1, "") and said in err
     assert hsvit_jax.load(run, which="2").step == 2
 
 
@@ -377,30 +347,26 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     pets = class_folders(tmp_path / "pets", ["cat", "dog"])
     code, out, err = call(capfd, *words, f"--config=c2a2:folder={pets}")
     assert (code, out) == (1, "")
-    assert "only in the network: 0, 1, 2, 3, 4 and 5 more; only in the data: cat, dog" in err
+    assert "cat, dog" in err and "0, 1, 2, 3, 4 and 5 more" in err
     code, out, err = call(capfd, *words[:2], "--split=all")
     assert code == 0 and json.loads(out)["examples"] == 1797
     assert "note: these are the images of the training; --split=test" in err
 
 
-def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
-    folder = class_folders(tmp_path / "pets", ["cat", "dog"], 40)
-    flags = types.SimpleNamespace(split="val")
-    other = config_lib.get_config(f"c2a2:folder={folder}", f"data.dir={tmp_path}")
-    request = types.SimpleNamespace(config=other, flags=flags, run="run")
-    same = config_lib.get_config(f"c2a2:folder={folder}", "eval.batch=2")
-    trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
-    network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
-    network.relabelled = lambda split, info: split
-    network.trained_on = functools.partial(classifier.Classifier.trained_on, network)
-    assert len(evaluate._images(request, network)[2]) == 8
-
-    own = (f"c2a2:folder={folder}", f"data.dir={tmp_path}", "data.val_fraction=0.3", "eval.batch=4")
-    network.config = config_lib.get_config(*own)
-    for given, batch in ((other, 4), (same, 2)):  # its split and folder too, unless they are given
-        request.config = given
-        config, _, part = evaluate._images(request, network)
-        assert (len(part), config.eval.batch, config.data.dir) == (24, batch, str(tmp_path))
+def test_other_data_are_not_cut_to_the_share_that_was_trained_on():
+    """Its own data are split as they were, its own way of evaluating stays, unless given."""
+    own = ("c2a2:folder=own", "data.dir=there", "data.val_fraction=0.3", "data.fraction=0.1")
+    network = types.SimpleNamespace(config=config_lib.get_config(*own, "eval.batch=4"))
+    network.trained_on = lambda config: False
+    other = config_lib.get_config("c2a2:folder=other", "data.dir=here")
+    config, known = other_data.configured(network, other, other.user)
+    assert not known and (config.data.fraction, config.data.val_fraction) == (1.0, 0.1)
+    assert (config.data.name, config.data.dir, config.eval.batch) == ("folder=other", "here", 4)
+    for given, batch in (([], 4), (["eval.batch=2"], 2)):
+        same = config_lib.get_config("c2a2:folder=own", *given)
+        config, known = other_data.configured(network, same, same.user)
+        assert known and (config.data.fraction, config.data.val_fraction) == (0.1, 0.3)
+        assert (config.data.dir, config.eval.batch) == ("there", batch)
 
 
 def test_the_images_of_the_training_are_known_by_any_path(tmp_path, monkeypatch, capsys):
@@ -431,29 +397,6 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         assert importlib.util.find_spec(command.module)
         for name in command.config.split():
             assert name == cli.EVERYTHING or any(f"{k}.".startswith(f"{name}.") for k in keys), name
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: hsvit_jax.build_model("c2a2:digits,tiny"),
-            "digits names no network; a data set's",
-        ),
-        (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
-        (lambda: hsvit_jax.load("x", devices=4), "devices must be some of .*; got 4"),
-        (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
-        (lambda: hsvit_jax.load("x", devices=2 * jax.devices()[:1]), "devices .*, each once; got"),
-        (
-            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2:digits"), "x", devices="cpu"),
-            r"devices must be some of jax\.devices\(\), each once; got 'cpu'",
-        ),
-        (lambda: hsvit_jax.get_config("c" * 300), "unknown network"),
-    ],
-)
-def test_python_calls_that_cannot_be_meant(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
@@ -500,15 +443,6 @@ def test_confusions_of_many_classes():
     ]
 
 
-def test_summary(capfd, monkeypatch):
-    """Without the network, and here without the seconds that XLA's own figures take."""
-    for name in ("forward_bytes", "training_bytes"):
-        monkeypatch.setattr(costs, name, lambda *_: 0)
-    code, out, err = call(capfd, "--mode=summary", "--config=c4a8:tiny_imagenet")
-    assert (code, err) == (0, "") and "parameters 6,885,704" in out.splitlines()
-    assert out.startswith("c4a8 (hsvit), images 64×64×3, 200 classes\n")
-
-
 # --- from Python, and the process itself ----------------------------------------------------------
 
 
@@ -524,15 +458,11 @@ def test_lazy_names():
     shown = pydoc.plain(pydoc.render_doc(hsvit_jax))
     for name in ("fit", "load", "get_config", "build_model", "Classifier"):
         assert callable(getattr(hsvit_jax, name)) and name in dir(hsvit_jax)
-        assert not (Path(hsvit_jax.__file__).parent / f"{name}.py").exists()  # no clash
         assert f"    {name}(" in shown or f"class {name}(" in shown
-    assert "importlib" not in dir(hsvit_jax)
     declared = {
         line.split()[-1] for line in inspect.getsource(hsvit_jax).splitlines() if " as " in line
     }
     assert declared >= {*hsvit_jax.__all__}  # to type checkers, which see no others
-    with pytest.raises(AttributeError, match="no attribute 'fti'"):
-        hsvit_jax.fti  # noqa: B018
 
 
 def test_the_process(tmp_path):

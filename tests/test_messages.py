@@ -28,7 +28,7 @@ TABLE = """
 2 | validate x                                          | validate, Did you mean eval?
 2 | --mode=train                                        | train needs --config=FILE
 2 | --mode=summary                                      | summary needs --config=FILE
-2 | --config.train.batch=5                              | --config.train.batch, --config=FILE
+2 | --config.train.batch=5                              | train needs --config=FILE
 2 | --config=                                           | --config names no file
 2 | --config                                            | --config names no file
 2 | --config=nope.py:digits                             | nope.py: No such file
@@ -73,7 +73,8 @@ TABLE = """
 2 | benchmark DIGITS --batch=1 --config.train.batch=2   | --batch, --config.train.batch
 2 | benchmark DIGITS --vs=true --peak                   | --vs, --peak
 2 | compare c2a2:digits DIGITS                          | --config, as a word
-2 | compare 'c2a2:digits data.fraction=0.5' --fractions=0.1 | --fractions, data.fraction
+2 | compare c2a2:digits --fractions=0.1 --config.data.fraction=1 | --fractions, data.fraction
+2 | compare c2a2:digits --config.seed=3                 | --seeds, --config.seed
 # What is lacking.
 2 | predict                                             | RUN IMAGE
 2 | predict x                                           | RUN IMAGE

@@ -78,9 +78,3 @@ def entries(directory: Path) -> list[Path]:
 def is_step(path: Path) -> bool:
     """Whether the path is the directory of a step that was saved to its end."""
     return re.fullmatch("0|[1-9][0-9]*", path.name) is not None and path.is_dir()
-
-
-def is_ours(path: Path) -> bool:
-    """Whether an entry needs no warning: steps, interrupted saves, damaged steps, hidden files."""
-    known = _TEMPORARY in path.name or ".damaged" in path.name
-    return known or path.name.startswith(".") or is_step(path)

@@ -28,8 +28,6 @@ from hsvit_jax.checkpoint import checksum
 from hsvit_jax.checkpoint import directory as disk
 from hsvit_jax.checkpoint import orbax_arrays as arrays
 from hsvit_jax.checkpoint.record import (
-    ARRAYS,
-    TEMPLATES,
     CheckpointError,
     Damage,
     Record,
@@ -113,12 +111,12 @@ class Checkpoints:
 
         Raises:
           CheckpointError: read-only, a full disk, a newer or a different step in the way.
-          ValueError: `state` has other leaves.
+          ValueError: `state` has a leaf of another dtype than checkpoints hold.
         """
         if self._read_only:
             raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
         metric = None if metric is None or not math.isfinite(metric) else float(metric)
-        leaves, empty = flatten(state, ARRAYS)
+        leaves, empty = flatten(state)
         for path, leaf in leaves.items():
             if not isinstance(leaf, jax.Array):  # it may change while it is being written
                 leaves[path] = np.array(leaf)
@@ -166,7 +164,7 @@ class Checkpoints:
           CheckpointError: there are steps, but none is good; no such step; or a healthy step
               has other keys, shapes or dtypes than `template`, all of them listed.
         """
-        wanted, empty = flatten(template, TEMPLATES)
+        wanted, empty = flatten(template)
         first = self._first(which, lambda path, record: arrays.read(path, record, wanted))
         if first is None:
             return None
@@ -294,12 +292,6 @@ class Checkpoints:
         self.wait()
         numbered = arrays.from_lead(self._numbered())
         order = arrays.from_lead(self._order(which, numbered))
-        strangers = [p.name for p in disk.entries(self.directory) if not disk.is_ours(p)]
-        if strangers and numbered:
-            _warn(
-                f"{self.directory} also holds what is no checkpoint, ignored: "
-                f"{few(sorted(strangers))}"
-            )
         failures: dict[int, str] = {}
         for step in order:
             try:
@@ -329,11 +321,8 @@ class Checkpoints:
             return newest
         if which == "best":
             return ranked + [step for step in newest if step not in ranked]
-        if isinstance(which, str | float):
-            raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if which not in numbered:
-            steps = few(numbered)
-            raise CheckpointError(f"no step {which!r} in {self.directory}, only {steps}")
+            raise CheckpointError(f"no step {which!r} in {self.directory}, only {few(numbered)}")
         return [which]
 
     def _set_aside(self, steps: list[int]) -> None:
@@ -367,13 +356,9 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
     first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))
     if first is None:
-        if inner.is_dir():
-            raise CheckpointError(f"{path}: the run has not saved a checkpoint yet; train on first")
-        problem = "holds no checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
-            "numbered steps such as checkpoints/ itself (of which `which`, --which, names one), an "
-            "exported .safetensors file or zoo:NAME"
+            f"{path} {'holds no checkpoint' if path.exists() else 'does not exist'}: name the work "
+            "folder of a run that has saved one, an exported .safetensors file or zoo:NAME"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax import traverse_util
 
 from hsvit_jax.checkpoint import checksum
@@ -26,10 +25,6 @@ FORMAT = 1
 _MAX_BYTES = 1 << 28  # of metadata, which 100,000 arrays and class names do not reach
 
 TreePath = tuple[str | int, ...]
-
-#: What the leaves of a state to save may be, and of a template to restore into.
-ARRAYS = (np.ndarray, np.generic, jax.Array)
-TEMPLATES = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 class CheckpointError(ValueError):
@@ -146,10 +141,9 @@ def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> 
 def misfits(saved: dict, wanted: dict) -> list[str]:
     """Lists the leaves that are missing, extra or of another shape or dtype in `saved`.
 
-    Both are nested dicts, of arrays or `jax.ShapeDtypeStruct`. Returns a line for each leaf; raises
-    ValueError for another kind of tree.
+    Both are nested dicts, of arrays or `jax.ShapeDtypeStruct`. Returns a line for each leaf.
     """
-    return _misfits(*(flatten(tree, TEMPLATES)[0] for tree in (saved, wanted)))
+    return _misfits(flatten(saved)[0], flatten(wanted)[0])
 
 
 def _misfits(*trees: dict[TreePath, Any]) -> list[str]:
@@ -166,31 +160,20 @@ def _misfits(*trees: dict[TreePath, Any]) -> list[str]:
     ]
 
 
-def flatten(tree: Any, kinds: tuple[type, ...]) -> tuple[dict[TreePath, Any], list[TreePath]]:
-    """Flattens a nested dict, in the order of its keys as strings.
-
-    Args:
-      tree: nested dict; keys are strings or integers.
-      kinds: `ARRAYS` or `TEMPLATES`, what its leaves may be.
+def flatten(tree: dict) -> tuple[dict[TreePath, Any], list[TreePath]]:
+    """Flattens a nested dict of arrays, in the order of its keys as strings.
 
     Returns:
       the leaves by path, and the paths of empty dicts, which Orbax would drop.
 
     Raises:
-      ValueError: a leaf is of another kind.
+      ValueError: a leaf's dtype could not be read back.
     """
-    if not isinstance(tree, dict):
-        raise ValueError(f"the state is a {type(tree).__name__}, expected a nested dict of arrays")
     flat = traverse_util.flatten_dict(tree, keep_empty_nodes=True)
     order = sorted(flat, key=lambda path: tuple(map(str, path)))
     empty = [path for path in order if flat[path] is traverse_util.empty_node]
     leaves = {path: flat[path] for path in order if flat[path] is not traverse_util.empty_node}
     for path, leaf in leaves.items():
-        if not isinstance(leaf, kinds):
-            wanted = "an array or a dict"
-            if jax.ShapeDtypeStruct in kinds:
-                wanted += " in the template, or a jax.ShapeDtypeStruct"
-            raise ValueError(f"{dotted(path)} is a {type(leaf).__name__}, expected {wanted}")
         if str(leaf.dtype) not in checksum.DTYPES:
             raise ValueError(
                 f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "
@@ -222,7 +205,7 @@ def brief(error: BaseException) -> str:
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 
 
-def diff(saved: Any, wanted: Any, name: str = "") -> list[str]:
+def diff(saved: dict, wanted: dict) -> list[str]:
     """Lists the differences between two nested dicts, the saved one named first.
 
     Lists are compared item by item, and a tuple equals the list that JSON makes of it.
@@ -230,23 +213,25 @@ def diff(saved: Any, wanted: Any, name: str = "") -> list[str]:
     >>> diff({"model": {"depth": 2}}, {"model": {"depth": 4}})
     ['model.depth: checkpoint 2, config 4']
     """
-    lines = []
-    if isinstance(saved, dict) and isinstance(wanted, dict):
-        saved = {str(key): value for key, value in saved.items()}
-        wanted = {str(key): value for key, value in wanted.items()}
-        for key in sorted(saved.keys() | wanted.keys()):
-            inner = f"{name}.{key}" if name else key
-            if key not in wanted:
-                lines.append(f"{inner}: checkpoint {saved[key]!r}, config has none")
-            elif key not in saved:
-                lines.append(f"{inner}: checkpoint has none, config {wanted[key]!r}")
-            else:
-                lines += diff(saved[key], wanted[key], inner)
-    elif isinstance(saved, list | tuple) and isinstance(wanted, list | tuple):
-        if len(saved) != len(wanted):
-            lines.append(f"{name}: checkpoint has {len(saved)} items, config {len(wanted)}")
-        for i, (one, other) in enumerate(zip(saved, wanted, strict=False)):
-            lines += diff(one, other, f"{name}[{i}]")
-    elif saved != wanted and not (saved != saved and wanted != wanted):  # NaN equals NaN here
-        lines.append(f"{name}: checkpoint {saved!r}, config {wanted!r}")
-    return lines
+    one, other = _by_name(saved), _by_name(wanted)
+
+    def told(values: dict[str, Any], name: str) -> str:
+        return repr(values[name]) if name in values else "has none"
+
+    return [
+        f"{name}: checkpoint {told(one, name)}, config {told(other, name)}"
+        for name in sorted(one.keys() | other.keys())
+        # NaN equals NaN here
+        if told(one, name) != told(other, name) and one.get(name, ...) != other.get(name, ...)
+    ]
+
+
+def _by_name(tree: Any, name: str = "") -> dict[str, Any]:
+    """The ends of nested dicts and lists by names such as 'model.size[1]'."""
+    if isinstance(tree, dict) and tree:
+        items = {f"{name}.{key}".lstrip("."): value for key, value in tree.items()}
+    elif isinstance(tree, list | tuple) and tree:
+        items = {f"{name}[{i}]": value for i, value in enumerate(tree)}
+    else:
+        return {name: [] if tree == () else tree}
+    return {k: v for inner in items for k, v in _by_name(items[inner], inner).items()}

@@ -194,11 +194,11 @@ class Classifier:
     @cached_property
     def voters_G(self) -> np.ndarray:
         """Which attention groups vote, float32 (G,): 0 for those that were lost in training."""
-        body = self.params.get("towers", self.params)
-        vote = body["groups"].get("vote")
-        if vote is None:
-            return np.ones(self.model.config.groups, np.float32)
-        return (mesh_lib.fetch(self.mesh, vote).reshape(-1) != 0).astype(np.float32)
+        votes_G = np.ones(self.model.config.groups, np.float32)
+        votes_G[sorted(self.model.silent)] = 0
+        if (vote_G := self.model.learned(self.params)) is not None:
+            votes_G *= mesh_lib.fetch(self.mesh, vote_G) != 0
+        return votes_G
 
     def cut(self, count: int) -> tuple[list[Any], Any]:
         """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
@@ -247,9 +247,9 @@ class Classifier:
         if isinstance(dataset, data.Dataset):
             info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
             if (tuple(info.image_size), info.channels, info.fit) != mine:
+                names = "image_size={}, channels={}, fit={!r}".format(*mine)
                 raise ValueError(
-                    "the network sees image_size={}, channels={}, fit={!r}: give these to "
-                    "from_arrays, from_examples or from_csv".format(*mine)
+                    f"the network sees {names}: give these to from_arrays and the like"
                 )
             dataset = self.relabelled(dataset.test, dataset.info)
         self._check_split(dataset)
@@ -278,12 +278,9 @@ class Classifier:
 
     def _check_split(self, split: data.Split) -> None:
         """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
-        most, images = len(self.class_names) - 1, split.images
-        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) <= most:
-            raise ValueError(
-                f"labels run from {np.min(split.labels)} to {np.max(split.labels)}, but the "
-                f"network's classes from 0 to {most}: number them as in class_names"
-            )
+        classes, images = len(self.class_names), split.images
+        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) < classes:
+            raise ValueError(f"labels must number the {classes} class_names of the network from 0")
         if images is not None and images.dtype != np.uint8:
             raise ValueError(
                 f"images of a split must be uint8, got {images.dtype}: give them to "
@@ -305,14 +302,10 @@ class Classifier:
         """
         known, names = self.class_names, info.class_names
         if extra := [name for name in names if name not in known]:
-            missing = [name for name in known if name not in names]
-            named = ", numbered labels with their class_names" * info.name.startswith("given=")
-            if known == tuple(map(str, range(len(known)))):
-                named += ", or convert the network with --class_names"
             raise ValueError(
-                f"the network knows {len(known)} classes and {info.name} has {len(names)}; only in "
-                f"the network: {few(missing)}; only in the data: {few(extra)}. Give data of the "
-                f"network's classes, or of some of them{named}"
+                f"{info.name} has classes that the network does not know: {few(extra)}; it knows "
+                f"{few(known)}. Name the classes alike: class_names of from_arrays, or "
+                "--class_names of hsvit convert"
             )
         numbers_K = np.array([known.index(name) for name in names], np.int32)
         return dataclasses.replace(split, labels=numbers_K[split.labels])

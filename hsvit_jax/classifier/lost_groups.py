@@ -59,8 +59,7 @@ def units(model: Any) -> np.ndarray:
             "this network has no independent attention groups, so none can be lost: a curve of "
             "votes needs a network with groups"
         )
-    count = model.config.towers if model.splits == "towers" else groups
-    return np.repeat(np.eye(count, dtype=np.float32), groups // count, axis=1)
+    return np.repeat(np.eye(model.units, dtype=np.float32), groups // model.units, axis=1)
 
 
 def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.ndarray]]:

@@ -61,21 +61,17 @@ COMMANDS: Mapping[str, Command] = {
         "Converts PyTorch weights to a run's folder.",
         "hsvit_jax.commands.convert",
         "$ weights.safetensors\n"
-        "$ last.ckpt runs/converted --image_size=32x48 --std=0.2,0.3,0.4\n"
+        "$ last.ckpt runs/converted --config=c2a2 --config.data.image_size=32,48\n"
         "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
         "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
         (
-            (flags.DEFINE_string, "family", None, "Default: what FILE says, or hsvit."),
-            (flags.DEFINE, Numbers(int), "image_size", None, "32, or rows x columns as 32x48."),
-            (flags.DEFINE_integer, "channels", None, "Of the image."),
-            (flags.DEFINE, Numbers(int), "strides", None, "Pool strides, one per block, as 2,2."),
-            (flags.DEFINE_integer, "heads", None, "Attention heads."),
             (flags.DEFINE, Numbers(float), "mean", None, "Of pixels in [0, 1]; default: 0.5."),
             (flags.DEFINE, Numbers(float), "std", None, "Of pixels in [0, 1]; default: 0.5."),
             (flags.DEFINE_string, "data", None, "Data set of the configuration; default: cifar10."),
             (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
             (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
         ),
+        config="model data",
         words="FILE [OUT]",
     ),
     "benchmark": benchmark.COMMAND,

@@ -24,6 +24,7 @@ COMMAND = Command(
     ),
     config=EVERYTHING,
     words="SPEC SPEC ...",
+    exclusive=("seeds seed", "fractions data.fraction"),
 )
 
 
@@ -37,8 +38,6 @@ def run(request: Request) -> None:
     fractions = sorted(set(values.fractions or ()))
     if fractions and not 0 < fractions[0] <= fractions[-1] <= 1:
         raise cli.Misuse(f"--fractions are above 0, at most 1; got {fractions}")
-    if fractions and any("data.fraction=" in text for text in (*request.words, *settings)):
-        raise cli.Misuse("--fractions and data.fraction exclude each other: leave one out")
     with cli.misuse():
         systems = engine.System.parse_all(request.words)
         engine.configure(systems, settings, values.seeds)

@@ -1,7 +1,6 @@
 """hsvit eval: accuracy on a split of the data, on other data, or with groups lost."""
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,12 +85,7 @@ def _images(request: Request, network: "Classifier") -> tuple[Any, str, "Split"]
         beside = request.run and asked is not None and name.startswith(("folder=", "csv="))
         split = "all" if beside else "test"
     whole = {"test_only": split == "all"}
-    if asked is None:
-        how = f"{request.program} eval {shlex.quote(request.run)} --config=c2a2:"
-        how += f"{name.partition('=')[0]}=NEW --split=test"
-        dataset = run_report.load_own(config, how, **whole)
-    else:
-        dataset = train.load_data(config, **whole)
+    dataset = train.load_data(config, **whole)
     coordination.check_same("data set", dataset.fingerprint)
     same_name = name == network.config.data.name
     if same_name and network.fingerprint not in (None, dataset.fingerprint):

@@ -13,11 +13,11 @@ def run(request: Request) -> None:
     """Prints the names, each kind under the words that take them."""
     from hsvit_jax import config as config_lib
     from hsvit_jax.config import words
-    from hsvit_jax.models import FAMILIES
+    from hsvit_jax.models import DEFAULT, FAMILIES
     from hsvit_jax.weights import sources
 
     siblings = {family.config_file or name: family for name, family in FAMILIES.items()}
-    hsvits = siblings.pop("hsvit").variants
+    hsvits = siblings.pop(DEFAULT.name).variants
     kinds = {
         "networks, as in --config=c2a2 or --config=resnet:18": {
             " ".join(hsvits): "HSViT",

@@ -26,11 +26,11 @@ def run(request: Request) -> None:
     path = cli.ending(request.flags.out)
     artifacts.prepare_for(path)  # before the work, as it may fail
     found = lr_find.search(request.config, request.flags.steps)
-    lr_find.draw(found, path)
-    lowest = found.rates_S[found.lowest]
+    steepest, lowest = lr_find.choose(*found)
+    lr_find.draw(*found, steepest, path)
     print(
-        f"the loss falls fastest at a rate of {found.steepest:.1e}, is lowest at {lowest:.1e}, and "
-        f"was followed to {found.rates_S[-1]:.1e}\n"
+        f"the loss falls fastest at a rate of {steepest:.1e}, is lowest at {lowest:.1e}, and was "
+        f"followed to {found[0][-1]:.1e}\n"
         f"  plot   {path}\n"
-        f"  train  {request.train_line(**{'optim.learning_rate': f'{found.steepest:.1e}'})}"
+        f"  train  {request.train_line(**{'optim.learning_rate': f'{steepest:.1e}'})}"
     )

@@ -22,7 +22,7 @@ COMMAND = Command(
     ),
     config=EVERYTHING,
     words="NAME",
-    exclusive=("epochs train.epochs train.steps",),
+    exclusive=("epochs train.epochs train.steps", "seeds seed"),
 )
 
 

@@ -23,7 +23,7 @@ import ml_collections
 
 from hsvit_jax.config import resolution, schema, synonyms, variants, words
 from hsvit_jax.config.layers import Settings
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.models import DEFAULT, FAMILIES
 from hsvit_jax.text import few
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
@@ -31,7 +31,7 @@ _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
 def _names() -> tuple[str, ...]:
     """The networks that need no file."""
-    return (*FAMILIES["hsvit"].variants, *variants.siblings())
+    return (*DEFAULT.variants, *variants.siblings())
 
 
 def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
@@ -78,7 +78,7 @@ def named_model(name: str) -> dict[str, Any]:
             f"unknown network {name!r}.{words.hint(name, known)} Known: "
             f"{few(known)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
         )
-    return FAMILIES["hsvit"].settings(name)
+    return DEFAULT.settings(name)
 
 
 def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
@@ -139,7 +139,7 @@ def _check_keys(config: Any, path: Path) -> None:
             "hsvit_jax.config.base makes it"
         )
     given = dict(schema.leaves(config))
-    family, variant = given.get("model.family", "hsvit"), given.get("model.variant", "")
+    family, variant = given.get("model.family", DEFAULT.name), given.get("model.variant", "")
     try:
         record = variants.family_of(family)
         model = record.settings(variant if variant in record.variants else "")

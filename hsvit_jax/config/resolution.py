@@ -11,7 +11,7 @@ from flax import traverse_util
 from hsvit_jax import models
 from hsvit_jax.config import recipes, schema, words
 from hsvit_jax.config.layers import Settings, Words, make
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.models import DEFAULT, FAMILIES
 
 #: optim.warmup_epochs until the steps of the run are known.
 AUTOMATIC = -1.0
@@ -60,8 +60,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> Settings:
       ValueError: an unknown word, or a switch that the network's family does not have.
     """
     data, recipe, switches = words.parse_argument(argument)
-    family = model.get("family", "hsvit")
-    sizes = FAMILIES[family].defaults if family == "hsvit" else {}
+    family = model.get("family", DEFAULT.name)
+    sizes = DEFAULT.defaults if family == DEFAULT.name else {}
     named = Words({"dtype": "float32", "family": family, **sizes, **model}, switches)
     given = [word.strip() for word in (argument or "").split(",")]
     user = {k: v for k, v in (("data.name", data), ("recipe", recipe)) if v in given}
@@ -206,14 +206,15 @@ def _switched(named: Words) -> dict[str, Any]:
     family, values = named.network["family"], dict[str, Any]()
     for switch in named.switches:
         model = {**named.network, **_section(values, "model.")}
-        if switch in words.ABLATIONS and family != "hsvit":
+        if switch in words.ABLATIONS and "ablation" not in model:
             raise ValueError(
-                f"{switch} is an ablation of hsvit, and {family} has no such part: leave it out"
+                f"{switch} is an ablation of {DEFAULT.name}, and {family} has no such part: "
+                "leave it out"
             )
         if switch == "tiny":
             sizes = FAMILIES[family].tiny(model)
             values |= {f"model.{key}": value for key, value in sizes.items()} | _TINY
-            if family != "hsvit":
+            if "ablation" not in model:
                 values["data.image_size"] = (32, 32)
             elif model["ablation"] == "attention_only":
                 values["data.image_size"] = (4, 4)

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from hsvit_jax.config import schema, words
 from hsvit_jax.config.layers import Settings
-from hsvit_jax.models import FAMILIES, UnknownFamily
+from hsvit_jax.models import DEFAULT, FAMILIES, UnknownFamily
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -48,7 +48,7 @@ def default_workdir(config: Settings, spec: str, settings: Sequence[str] = ()) -
     place, slash, last = os.path.normpath(path).rpartition("/")
     data = "-".join([kind, *[last] * bool(path), *[_digest(place)] * bool(slash)])
     given = [word.strip() for word in argument.split(",")]
-    variant = [config.model.variant] if config.model.family != "hsvit" else []
+    variant = [config.model.variant] if config.model.family != DEFAULT.name else []
     switches = [word for word in words.SWITCHES if word in given]
     named = "recipe" in config.user or config.data.name in words.DATA_SETS
     recipe = [config.recipe] if named else []  # else the number of images decides

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import ml_collections
 
 from hsvit_jax.config import resolution, words
-from hsvit_jax.models import FAMILIES, is_built_in
+from hsvit_jax.models import DEFAULT, FAMILIES, is_built_in
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few, nearest
 
@@ -20,7 +20,7 @@ OF_FILE: Mapping[str, str] = {v.config_file: k for k, v in FAMILIES.items() if v
 
 def siblings() -> Mapping[str, Family]:
     """The families other than HSViT, whose variants are networks with names of their own."""
-    return {name: family for name, family in FAMILIES.items() if name != "hsvit"}
+    return {name: family for name, family in FAMILIES.items() if family is not DEFAULT}
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:

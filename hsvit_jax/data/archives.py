@@ -29,6 +29,8 @@ _MAX_RATIO = 200  # unpacked over packed; images hardly shrink at all
 _FLOOR_BYTES = 1 << 30
 _MAX_HEADER_BYTES = 1 << 18
 _BLOCK = 1 << 16
+#: What an archive is to blame for: a zip's wrong offset, and names that cannot be.
+_OWN_ERRORS = (None, errno.EINVAL, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 #: A name, that of a folder with a slash behind it, and what opens a file; a link has neither.
 _Member = tuple[str, Callable[[], IO[bytes]] | None]
@@ -94,9 +96,9 @@ def unpack(path: Path, folder: Path) -> None:
     except (BadArchive, MemoryError):
         raise
     except Exception as error:  # damage makes the libraries raise nearly anything
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # the disk's own errors keep their meaning; a zip's wrong offset is EINVAL
-        why = one_line(str(error) or type(error).__name__)
+        if isinstance(error, OSError) and error.errno not in _OWN_ERRORS:
+            raise  # the disk's errors keep their meaning
+        why = one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
         raise BadArchive(f"{path} cannot be unpacked at {one_line(name[:60])!r}: {why}") from error
     if links:
         warnings.warn(

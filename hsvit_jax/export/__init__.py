@@ -44,6 +44,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
         "step": stored.step,
         "fingerprint": stored.fingerprint,
         "measured": metrics.measured(lines, stored.step),
+        **({"lost_groups": lost} if (lost := stored.meta.get("lost_groups")) else {}),
         "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {metadata.version('hsvit_jax')}",
     }
@@ -57,6 +58,11 @@ def _file(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> di
 
 def _reference(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, bytes]:
     """Returns a state dict with the names and layouts of the authors' PyTorch code."""
+    if "lost_groups" in about:
+        raise ValueError(
+            "the authors' code has no weight of 0 for groups that were lost in training: use "
+            "another format"
+        )
     weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
     if (backbone := stored.model.feature_network()) is not None:

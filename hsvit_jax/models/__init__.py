@@ -22,7 +22,7 @@ from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 from hsvit_jax.text import few
 
-__all__ = ["FAMILIES", "VARIANTS", "Family", "Network", "Sizes", "build", "register"]
+__all__ = ["DEFAULT", "FAMILIES", "VARIANTS", "Family", "Network", "Sizes", "build", "register"]
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
@@ -34,6 +34,8 @@ _MODULES = (
 #: Family name → its record: those of this package, and those that `register` adds.
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 _BUILT_IN = frozenset(FAMILIES)
+#: The family where none is named.
+DEFAULT = hsvit.FAMILY
 
 
 def register(family: Family) -> Family:

@@ -34,6 +34,7 @@ def draw(sample: Callable[..., Array], key: Array, shape: Iterable[int], *args: 
 class GroupShard:
     """The part of a network on this device: here, all of it. A mesh supplies its own."""
 
+    size = 1  # devices that share the network
     ordered = False  # add in the order of the groups, each computed by itself
 
     def slice(self, x: Array, axis: int) -> Array:
@@ -100,6 +101,7 @@ class Network(abc.ABC):
             or their common divisor with the kernels; 0 when nothing can be spread.
         voters: attention groups that need nothing of each other but the vote, so that any of them
             can be lost, computed alone or cut off; 0 for none.
+        units: groups, or towers of them, that are lost as one; 0 for none.
         whitens: whether `init.whiten` can start the first convolution.
         shapes: of the leaves of 'params' and of 'stats', by path.
         lost: numbers of the groups or towers that this network does without, see `without`.
@@ -110,6 +112,7 @@ class Network(abc.ABC):
     splits: str | None = None
     group_axis_limit: int = 0
     voters: int = 0
+    units: int = 0
     whitens: bool = False
     frozen: frozenset[str] = frozenset()
     part_hook: Callable[[str, Any], Any] | None = None
@@ -434,9 +437,9 @@ class BoundModules:
             x = self[f"stage{i}"](x, context)
         return x
 
-    def params(self, name: str) -> dict:
-        """The parameters of one part."""
-        return self._params[name]
+    def trees(self, name: str) -> tuple[dict, dict]:
+        """The parameters and statistics of one part, as they were before the pass."""
+        return self._params[name], self._stats.get(name, {})
 
     def stats(self) -> dict:
         """The statistics after the pass; unused and frozen parts keep theirs."""

@@ -84,13 +84,13 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
         ValueError: a family other than hsvit.
     """
     settings = config.model.to_dict()
-    if settings["family"] != "hsvit":
+    if settings["family"] != models.DEFAULT.name:
         what = "has none, and only its batch can be split, by mesh.data"
-        if settings["family"] == "hsvit_backbone":
+        if models.FAMILIES[settings["family"]].network.splits:
             what = "has one, or two with model.trunk='sharded', by mesh.group"
         raise ValueError(
-            f"hsvit plan compares the ways to spread hsvit's groups; {settings['family']} {what}: "
-            "see hsvit summary for its costs"
+            f"hsvit plan compares the ways to spread {models.DEFAULT.name}'s groups; "
+            f"{settings['family']} {what}: see hsvit summary for its costs"
         )
 
     def build(**changes: Any) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from hsvit_jax import artifacts, classifier, data, train
@@ -23,16 +22,6 @@ CHANGED = (
     "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
     "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
 )
-
-
-def load_own(config: ml_collections.ConfigDict, how: str, **options: Any) -> data.Dataset:
-    """Loads the data of a run. Raises ValueError that says `how` to name them, where it cannot."""
-    try:
-        return train.load_data(config, **options)
-    except ValueError as error:
-        if "=" not in config.data.name or config.data.name.startswith("given="):
-            raise
-        raise ValueError(f"{error}\nTo go on with data that have moved: {how}") from error
 
 
 def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
@@ -72,7 +61,7 @@ def write(
     """
     config = trained.config
     if dataset is None:
-        dataset = load_own(config, f"ln -s NEW {config.data.name.partition('=')[2]}")
+        dataset = train.load_data(config)
     split = "test" if split == "val" and not len(dataset.val) else split
     if not len(getattr(dataset, split)):
         raise ValueError(f"{config.data.name} has no {split} split here")

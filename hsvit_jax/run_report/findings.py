@@ -7,16 +7,14 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import jax
 import ml_collections
 import numpy as np
 from scipy import special
 
-from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
+from hsvit_jax import data
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import measures
 from hsvit_jax.train import batches, evaluate, step
@@ -123,17 +121,9 @@ def _thinned(part: data.Split) -> data.Split:
     return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
 
 
-def _bar(steps: Iterable, **options: Any) -> Iterable:
-    """The same steps, with a bar on a terminal."""
-    from tqdm import auto
-
-    return auto.tqdm(steps, leave=False, disable=None, **options)
-
-
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
     padded = evaluate.padded_batches(part, batch, 1)
-    seen = _bar(padded, desc="report: evaluating", total=-(-len(part) // batch))
-    found = [classifier.logits(images, batch)[valid] for images, _, valid in seen]
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in padded]
     logits_NK = np.concatenate(found).astype(np.float64)
     if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
         raise ValueError(
@@ -160,7 +150,7 @@ def _occlusion(
 
     places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
     falls, begun, at_once = [], time.monotonic(), max(1, batch // len(places))
-    for first in _bar(range(0, len(images_NHWC), at_once), desc="report: heat maps"):
+    for first in range(0, len(images_NHWC), at_once):
         spent = time.monotonic() - begun
         if first and spent * (1 + at_once / first) > _SECONDS:
             break
@@ -175,19 +165,13 @@ def _occlusion(
 
 
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
-    """For each image the number of groups by the class they name alone."""
-    model, settings = classifier.model, classifier.config.data
-    if not (model.group_axis_limit and model.config.groups and len(images_NHWC)):
+    """Returns for each image the number of groups by the class they name alone."""
+    if not classifier.model.voters:
         return [{}] * len(images_NHWC)
-
-    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array:
-        x_NHWC = augment.normalise(images, tuple(settings.mean), tuple(settings.std))
-        return model.views(params, stats, x_NHWC)["votes"][0].argmax(-1)
-
-    given = classifier.params, classifier.stats, images_NHWC
-    choices_GN = jax.device_get(jax.jit(choices)(*given))
-    choices_NG = choices_GN[classifier.voters_G > 0].T
-    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_NG]
+    voted_G = classifier.voters_G > 0
+    views = classifier.explain(images_NHWC)
+    classes = (view.votes_GK[voted_G].argmax(-1).tolist() for view in views)
+    return [dict(collections.Counter(of_one).most_common()) for of_one in classes]
 
 
 def _augmented(

@@ -2,7 +2,8 @@
 
 It goes through jax's coordination service, a key-value store in process 0, and never through the
 devices: so it also works before the first compilation and beside a step that hangs. With one
-process no function here waits for anything.
+process no function here waits for anything. jax has no public name for that store; this module is
+the only one that imports it from `jax._src`.
 """
 
 import collections
@@ -51,9 +52,19 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
+def index() -> int:
+    """Returns this process's number."""
+    return distributed.global_state.process_id
+
+
+def count() -> int:
+    """Returns the number of processes; jax's own function would start the devices."""
+    return distributed.global_state.num_processes
+
+
 def is_lead() -> bool:
     """Whether this is process 0, which writes the files and prints for all."""
-    return distributed.global_state.process_id == 0
+    return index() == 0
 
 
 def agree(what: Callable[[], T]) -> T:
@@ -80,37 +91,38 @@ def agree(what: Callable[[], T]) -> T:
     except ValueError as raised:
         error = raised
     complaints = _gather("" if error is None else str(error) or type(error).__name__)
-    for index, complaint in enumerate(complaints):
+    for number, complaint in enumerate(complaints):
         if complaint:
             alike = len(set(complaints)) == 1
-            raise ValueError(complaint if alike else f"process {index}: {complaint}") from error
+            raise ValueError(complaint if alike else f"process {number}: {complaint}") from error
     return result
 
 
 def check_same(what: str, text: str) -> None:
     """Raises ValueError on every process unless all of them give the same text."""
     texts = _gather(text)
-    for index, other in enumerate(texts):
+    for number, other in enumerate(texts):
         if other != texts[0]:
             pairs = itertools.zip_longest(other.splitlines(), texts[0].splitlines(), fillvalue="")
             here, there = next((a.strip()[:60], b.strip()[:60]) for a, b in pairs if a != b)
             raise ValueError(
-                f"process {index} has another {what} than process 0 ({here!r}, not {there!r}): "
+                f"process {number} has another {what} than process 0 ({here!r}, not {there!r}): "
                 "start all processes with the same command, code and data"
             )
 
 
-def check_count(count: int, recoverable: bool = False) -> None:
-    """Raises ValueError where process 0 was told of another number of processes, or otherwise
-    whether their loss is survived: before they wait for each other, which is done otherwise."""
-    told = f"{count} processes, {'' if recoverable else 'not '}recoverable"
+def check_count(recoverable: bool = False) -> None:
+    """Raises ValueError unless process 0 knows of as many processes and of the same --recoverable.
+
+    To be called first: with other numbers, processes would wait for each other for ever.
+    """
+    told = f"{count()} processes, {'' if recoverable else 'not '}recoverable"
     if is_lead():
         _client().key_value_set("hsvit/count", told)
     elif (other := _get("hsvit/count", _LONGEST)) != told:
         raise ValueError(
-            f"process {distributed.global_state.process_id} was told of {told}, and process 0 of "
-            f"{other}: give all the same n in --distributed=host:port,n,i, and --recoverable to "
-            "all or none"
+            f"process {index()} was started as one of {told}; process 0 as one of {other}: give "
+            "all the same n in --distributed=host:port,n,i, and --recoverable to all or none"
         )
 
 
@@ -121,17 +133,17 @@ def from_lead(text: str) -> str:
 
 def _gather(text: str) -> list[str]:
     """Every process's text, by its index."""
-    client, index = _client(), distributed.global_state.process_id
+    client, everyone = _client(), range(count())
     if client is None:
         return [text]
-    place, count = f"hsvit/{next(_numbers)}", distributed.global_state.num_processes
-    client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none
+    place = f"hsvit/{next(_numbers)}"
+    client.key_value_set(f"{place}/{index()}", text or " ")  # an empty value counts as none
     if jax.config.jax_enable_recoverability:  # a barrier would wait for a lost process too
-        alive = client.get_live_nodes([*range(count)])
-        if lost := sorted({*range(count)} - {*alive}):
+        lost = sorted({*everyone} - {*client.get_live_nodes([*everyone])})
+        if lost:
             numbers = ", ".join(map(str, lost))
             raise ValueError(f"process {numbers} was lost before the first step: start all again")
-    values = [_get(f"{place}/{i}", _LONGEST) for i in range(count)]
+    values = [_get(f"{place}/{i}", _LONGEST) for i in everyone]
     return ["" if value == " " else value for value in values]
 
 
@@ -198,7 +210,7 @@ def print_once(text: str) -> None:
                 client.blocking_key_value_get(key, _PRINTED_MS)
                 return
             except jax.errors.JaxRuntimeError:
-                own = f"process {distributed.global_state.process_id}"
+                own = f"process {index()}"
                 text = text if text.startswith(own) else f"{own}: {text}"
     print(text, file=sys.stderr, flush=True)
 
@@ -336,8 +348,7 @@ def install_excepthook() -> None:
 
 
 def _die(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    state = distributed.global_state
-    print(f"process {state.process_id} of {state.num_processes}:", file=sys.stderr)
+    print(f"process {index()} of {count()}:", file=sys.stderr)
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -355,9 +366,8 @@ def leave_stalled() -> None:
 
 def _pull_down(code: int, why: str) -> None:
     """Writes into the store that this process ends, for the listeners of the others."""
-    index = distributed.global_state.process_id
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process ended before
-        _client().key_value_set("hsvit/down", f"{code} process {index} ended with {why}")
+        _client().key_value_set("hsvit/down", f"{code} process {index()} ended with {why}")
     if is_lead():
         time.sleep(4 * _PAUSE)  # longer than `_listen` takes: the store is gone afterwards
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +23,9 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what any cli
 
 # Others take minutes for a megabyte, as punycode does, or give what is no text.
 _CHARSETS = {b"utf-8", b"utf8", b"latin-1", b"latin1", b"iso-8859-1", b"ascii", b"us-ascii"}
+_FIELDS = (
+    "Send images as files in the field 'files', lost parts as text in 'lost', and nothing else"
+)
 #: Of every answer that a browser might show.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -142,8 +145,7 @@ class Admission:
         """
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data":
-            sentence = "Send multipart/form-data with one or several images as field 'files'."
-            raise HTTPException(415, sentence)
+            raise HTTPException(415, f"{_FIELDS}, as multipart/form-data.")
         if options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
             raise HTTPException(400, "The form's charset may be utf-8, latin-1 or ascii.")
         request.state.bytes, ended = 0, threading.Event()
@@ -154,11 +156,16 @@ class Admission:
         try:
             form = await parser.parse()
             try:
-                files, lost = _fields(form, request)
+                files, lost = form.getlist("files"), form.getlist("lost")
+                others = [*request.query_params, *({*form} - {"files", "lost"})]
+                if not files or others or str in map(type, files) or {*map(type, lost)} - {str}:
+                    raise HTTPException(
+                        400, f"{_FIELDS}; got {few([*form, *request.query_params])}."
+                    )
                 raws = [await file.read() for file in files]
             finally:
                 await form.close()
-            yield [file.filename or "" for file in files], raws, lost
+            yield [file.filename or "" for file in files], raws, ",".join(lost)
         except MultiPartException as error:
             raise HTTPException(400, f"The form cannot be read: {error}") from None
         finally:
@@ -181,18 +188,3 @@ class Admission:
             yield chunk
         if not ended.is_set():
             raise MultiPartException("it ends without its last boundary")
-
-
-def _fields(form: FormData, request: Request) -> tuple[list[UploadFile], str]:
-    """Returns the files of a form, and its text of lost parts. Raises 400 for any other field."""
-    files, lost = form.getlist("files"), form.getlist("lost")
-    if others := [*request.query_params, *({*form} - {"files", "lost"})]:
-        reads = (
-            "A form with the fields 'files' and 'lost' is read, and no parameters of the address"
-        )
-        raise HTTPException(400, f"{reads}; got {few(others)}.")
-    if str in map(type, files) or {*map(type, lost)} - {str}:
-        raise HTTPException(400, "The field 'files' takes files, and 'lost' text.")
-    if not files:
-        raise HTTPException(400, "The form has no file in its field 'files'.")
-    return files, ",".join(lost)

@@ -58,11 +58,8 @@ class Interface:
         self.admission = admission.Admission(limits, token)
         self._classifier = batcher.network.classifier
         self._metrics = own = prometheus.CollectorRegistry()
-        self._answered = prometheus.Counter(
-            "hsvit_requests", "Requests by status.", ["status"], registry=own
-        )
         self._seconds = prometheus.Histogram(
-            "hsvit_request_seconds", "Seconds of answered requests.", registry=own
+            "hsvit_request_seconds", "Seconds of requests by status.", ["status"], registry=own
         )
         self._images = prometheus.Counter("hsvit_images", "Images classified.", registry=own)
         waiting = prometheus.Gauge("hsvit_queue_images", "Images that wait.", registry=own)
@@ -101,13 +98,12 @@ class Interface:
                 async with self.admission.admitted(request):
                     response = await handler(request)
                 status = response.status_code
-                self._seconds.observe(time.perf_counter() - started)
                 return response
             except HTTPException as error:
                 status = error.status_code
                 raise
             finally:
-                self._answered.labels(status).inc()
+                self._seconds.labels(status).observe(time.perf_counter() - started)
 
         return guarded
 
@@ -220,11 +216,12 @@ def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
     if views.groups is not None:
         model = classifier.config.model
         rows, columns = model.get("tiles", (1, 1))
+        units = classifier.model.units if rows * columns > 1 else 1
         seen_GHW = np.einsum("gc,gchw->ghw", views.groups.shares_GC, views.groups.maps_GCHW)
         groups, height, width = seen_GHW.shape
         placed_GRHCW = np.zeros((groups, rows, height, columns, width))
         for group, seen_HW in enumerate(seen_GHW):
-            tile = group * model.get("towers", 1) // groups % (rows * columns)
+            tile = group * units // groups % (rows * columns)
             placed_GRHCW[group, tile // columns, :, tile % columns] = seen_HW
         placed_GHW = placed_GRHCW.reshape(groups, rows * height, columns * width)
         found.append(("attention", placed_GHW.sum(0)))

@@ -2,8 +2,8 @@
 
 import asyncio
 import collections
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from hsvit_jax.serve.admission import NoVotes
 from hsvit_jax.serve.votes import Ballot, Network, Part, Voters
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The prediction that the parts elect for an image.
 
     Attributes:
@@ -27,8 +26,7 @@ class Answer:
     index: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """An image in the queue, and where its answer goes."""
 
     image_HWC: np.ndarray

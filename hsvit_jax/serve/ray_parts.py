@@ -75,7 +75,7 @@ class RayParts:
         front: str,
     ) -> None:
         cuts, _ = classifier.cut(count)
-        self.parts, self._scale = parts_of(cuts)
+        self.parts = parts_of(cuts)
         self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
         tta = classifier.config.eval.tta
@@ -161,7 +161,7 @@ class RayParts:
         shape = (self._views, len(self.parts), len(images_BHWC), self._width)
         cls_VPBD = np.zeros(shape, np.float32)
         for k, (total_VBD, _) in answers.items():
-            cls_VPBD[:, k] = total_VBD / self._scale
+            cls_VPBD[:, k] = total_VBD
         taken_P = tuple(answers[k][1] if k in answers else None for k in range(len(self.parts)))
         return Ballot(cls_VPBD, taken_P)
 

@@ -102,19 +102,16 @@ class _Server(uvicorn.Server):
             note(self._greeting)
 
 
-@contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens, so that a port in use is found before a network is loaded.
+def bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens, so that a port in use is found before a network is loaded.
 
     Raises:
       ValueError: the address is not to be had.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(2048)  # now: two sockets may bind to a port as long as neither listens
-        except (OSError, TypeError, UnicodeError) as error:  # of a name that cannot be encoded
-            raise ValueError(f"{host}:{port}: {error}; choose another --port or --host") from error
-        yield listener
+    how: dict[str, Any] = {"backlog": 2048}
+    if ":" in host:
+        how |= {"family": socket.AF_INET6, "dualstack_ipv6": socket.has_dualstack_ipv6()}
+    try:
+        return socket.create_server((host, port), **how)
+    except (OSError, TypeError, UnicodeError) as error:  # of a name that cannot be encoded
+        raise ValueError(f"{host}:{port}: {error}; choose another --port or --host") from error

@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ import numpy as np
 
 from hsvit_jax import augment
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.models.network import GroupShard
+from hsvit_jax.models.hsvit.votes import tally
+from hsvit_jax.models.network import UNSHARDED
 from hsvit_jax.train import evaluate
 
 Array = jax.Array
@@ -30,21 +31,19 @@ class Part:
     Attributes:
       name: of the part.
       groups: how many groups' CLS tokens it adds, but those without weight.
-      share: its weight in the average when all parts vote; the shares add up to 1.
+      weight: of its votes among those of all parts.
     """
 
     name: str
     groups: int
-    share: float
+    weight: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Ballot:
+class Ballot(NamedTuple):
     """The parts' answers to a batch.
 
     Attributes:
-      cls_VPBD: weighted sums of CLS tokens, whose sum over all parts is the average; zeros of a
-        part that did not answer.
+      cls_VPBD: weighted sums of CLS tokens; zeros of a part that did not answer.
       milliseconds_P: how long each took; None of a part that did not answer.
     """
 
@@ -61,28 +60,21 @@ class Voters(Protocol):
         """The parts' votes on uint8 images of the network's size."""
 
 
-class _Recorder(GroupShard):
-    """Keeps the terms of the sum over the groups, (G, B, D)."""
-
-    def sum(self, x_GBD: Array) -> Array:
-        self.terms_GBD = x_GBD
-        return super().sum(x_GBD)
-
-
-def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[tuple[Part, ...], float]:
-    """The voters that `Classifier.cut` made, and the sum of their weights.
+def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[Part, ...]:
+    """Returns the voters that `Classifier.cut` made.
 
     Args:
       cuts: a network's parts.
       kind: of their names, which are numbered; else they are named by their groups.
     """
-    total = sum(cut.weight for cut in cuts)
-    names = [
-        f"{kind} {number}" if kind else f"groups {cut.groups[0]}-{cut.groups[-1]}"
+    return tuple(
+        Part(
+            f"{kind} {number}" if kind else f"groups {cut.groups[0]}-{cut.groups[-1]}",
+            cut.voters,
+            cut.weight,
+        )
         for number, cut in enumerate(cuts)
-    ]
-    found = zip(names, cuts, strict=True)
-    return tuple(Part(name, cut.voters, cut.weight / total) for name, cut in found), total
+    )
 
 
 class Network:
@@ -93,37 +85,34 @@ class Network:
     """
 
     def __init__(self, classifier: Classifier) -> None:
-        self.classifier, model = classifier, classifier.model
-        groups = model.voters
-        self.parts, scale = (Part("network", 1, 1.0),), 1.0
-        if groups:
-            towers = model.splits == "towers"
-            cuts, _ = classifier.cut(model.config.towers if towers else groups)
-            self.parts, scale = parts_of(cuts, "tower" if towers else "group")
-        count = len(self.parts)
-        config = classifier.config
-        mean, std = tuple(config.data.mean), tuple(config.data.std)
+        self.classifier, model, config = classifier, classifier.model, classifier.config
+        self.parts, head = (Part("network", 1, 1.0),), None
+        if model.voters:
+            cuts, head = classifier.cut(model.units)
+            self.parts = parts_of(cuts, model.splits.removesuffix("s"))
+        count, mean, std = len(self.parts), tuple(config.data.mean), tuple(config.data.std)
 
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
             def of_view(view_BHWC: Array) -> Array:
-                shard = _Recorder()
-                logits_BK, _ = model.apply(params, stats, view_BHWC, shard=shard)
-                terms_GBD = shard.terms_GBD if groups else logits_BK[None]
-                shape = (count, -1, *terms_GBD.shape[1:])
-                return terms_GBD.reshape(shape).sum(1) / scale
+                if head is None:
+                    return model.apply(params, stats, view_BHWC)[0][None]
+                terms_GBD = model.terms(params, stats, view_BHWC)
+                return terms_GBD.reshape(count, -1, *terms_GBD.shape[1:]).sum(1)
 
             x_BHWC = augment.normalise(images_BHWC, mean, std)
             views_VBHWC = evaluate.tta_views(x_BHWC, config.eval.tta)
             return jax.lax.map(of_view, views_VBHWC).astype(jnp.float32)
 
-        def elected(params: dict, cls_VPBD: Array, share_PB: Array, voted_PB: Array) -> Array:
-            total_VBD = (cls_VPBD * voted_PB[None, :, :, None]).sum(1)
-            share_B = (share_PB * voted_PB).sum(0)
-            mean_VBD = total_VBD / jnp.where(share_B > 0, share_B, 1)[None, :, None]
-            if groups:
-                head = model.bind(params, {})["head"]
-                mean_VBD = jnp.stack([head(mean_BD) for mean_BD in mean_VBD])
-            return jax.nn.softmax(mean_VBD.mean(0).astype(jnp.float32), -1)
+        def elected(params: dict, cls_VPBD: Array, weights_PB: Array) -> Array:
+            def of_view(cls_PBD: Array) -> Array:
+                voted_PB = (weights_PB > 0).astype(cls_PBD.dtype)
+                total_BD, _ = tally(cls_PBD, voted_PB, UNSHARDED)
+                if head is None:
+                    return total_BD
+                whole = dataclasses.replace(head, params=params)
+                return whole(total_BD, weights_PB.sum(0)[:, None])[0]
+
+            return jax.nn.softmax(jnp.stack([*map(of_view, cls_VPBD)]).mean(0), -1)
 
         # Its own: large images may keep all of asyncio's threads busy.
         self._thread = ThreadPoolExecutor(1)
@@ -131,7 +120,7 @@ class Network:
         self._elected = jax.jit(elected)
 
     def contributions(self, images_BHWC: np.ndarray) -> Ballot:
-        """The votes of all parts, computed here."""
+        """Returns the votes of all parts, computed here."""
         started = time.perf_counter()
         c = self.classifier
         cls_VPBD = np.asarray(self._contributions(c.params, c.stats, images_BHWC))
@@ -146,14 +135,13 @@ class Network:
     def elect(
         self, parts: tuple[Part, ...], cls_VPBD: np.ndarray, voted_PB: np.ndarray
     ) -> np.ndarray:
-        """Class probabilities (B, K) by the head, from the average of the parts that voted.
+        """Returns class probabilities (B, K) of the average of the parts that voted.
 
         Args:
           parts: of the ballot.
           cls_VPBD: their contributions.
           voted_PB: 1 where a part's vote on an image counts, else 0.
         """
-        share_PB = np.repeat([[part.share] for part in parts], voted_PB.shape[1], 1)
-        arrays = (cls_VPBD, share_PB.astype(np.float32), voted_PB.astype(np.float32))
-        head = {k: v for k, v in self.classifier.params.items() if k == "head"}
-        return np.asarray(self._elected(head, *arrays))
+        weights_PB = np.float32([[part.weight] for part in parts]) * np.float32(voted_PB)
+        params = {name: x for name, x in self.classifier.params.items() if name == "head"}
+        return np.asarray(self._elected(params, cls_VPBD, weights_PB))

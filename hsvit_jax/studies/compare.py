@@ -12,7 +12,7 @@ import jax
 
 from hsvit_jax import artifacts
 from hsvit_jax.models import costs
-from hsvit_jax.studies import engine
+from hsvit_jax.studies import engine, grid
 
 COLUMNS = "name spec epochs parameters megabytes flops batch forward_bytes training_bytes "
 COLUMNS += "images_per_second examples top5"
@@ -89,41 +89,10 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
         f"{jax.device_count()} device(s). images/s: median of the training log.\n\n    {command}\n"
     )
     page = f"{table(rows)}\n{notes}"
-    return engine.save(rows, COLUMNS, out, "comparison", page, figure(rows))
-
-
-def figure(rows: Sequence[Row]) -> Any:
-    """Draws accuracy against parameters, FLOPs and memory."""
-    from matplotlib import colormaps
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    figure = artifacts.figure(13, 4.6)
     across = {
         "parameters": "parameters",
         "flops": "FLOPs of one image forward",
-        "training_bytes": f"bytes of a training program, batch {rows[0]['batch']}",
+        "training_bytes": f"bytes of a training program, batch {batch}",
     }
-    panels = figure.subplots(1, len(across), sharey=True)
-    colours = colormaps["tab20"].colors
-    drawn: dict[str, Any] = {}
-    for panel, (column, label) in zip(panels, across.items(), strict=True):
-        for i, row in enumerate(rows):
-            drawn[f"{row['name']}: {row['accuracy']:.2%}"] = panel.errorbar(
-                row[column],
-                100 * row["accuracy"],
-                yerr=100 * row["deviation"] or None,
-                marker="os^Dv"[(i + i // len(colours)) % 5],  # told apart in grey, too
-                color=colours[i % len(colours)],
-                linestyle="none",
-                capsize=3,
-            )
-        spread = [row[column] for row in rows]
-        wide = max(spread) > 5 * min(spread)  # else a logarithmic axis may have no tick to show
-        panel.set(xlabel=label, xscale="log" if wide else "linear")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)) if wide else MaxNLocator(4))
-        panel.xaxis.set_major_formatter(EngFormatter())
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.grid(alpha=0.3)
-    panels[0].set(ylabel="test accuracy (%)")
-    artifacts.legend(figure, drawn)
-    return figure
+    plot = grid.figure(rows, across, lambda row: f"{row['name']}: {row['accuracy']:.2%}")
+    return engine.save(rows, COLUMNS, out, "comparison", page, plot)

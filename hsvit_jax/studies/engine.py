@@ -124,8 +124,6 @@ def configure(
     Raises:
       ValueError: a configuration is wrong; systems or seeds are named twice; data differ.
     """
-    if any(x.startswith("seed=") for x in [*settings, *(t for s in systems for t in s.settings)]):
-        raise ValueError("--seeds names the seeds of all systems: leave the setting seed out")
     names = [system.name for system in systems]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -144,7 +142,10 @@ def configure(
                 f"systems are compared on the same data, but of data.{key} "
                 + ", ".join(f"{name} has {value}" for name, value in values.items())
             )
-    _check_read(list(configs.values()), settings)
+    for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
+        complaints = [_unread(config, key) for config in configs.values()]
+        if all(complaints):
+            raise complaints[0]
     return configs
 
 
@@ -264,14 +265,14 @@ def accuracy_text(row: Mapping[str, Any]) -> str:
     return artifacts.accuracy_text(row["accuracy"], row["examples"], spread)
 
 
-def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDict:
+def _config(system: System, settings: Sequence[str]) -> config_lib.Settings:
     """A system's configuration. Of the settings of all, one of the network may be for others."""
     with _named(system):
         config = config_lib.get_config(system.spec, *settings)
     own = {setting.partition("=")[0] for setting in system.settings}
-    common = {key for key in config.user if key.startswith("model.")} - own
-    unread = {key for key in common if _unread(config, key)}
-    return config.with_user({k: v for k, v in config.user.items() if k not in unread})
+    others = {key for key in config.user if key.startswith("model.") and key not in own}
+    others = {key for key in others if _unread(config, key)}
+    return config.with_user({k: v for k, v in config.user.items() if k not in others})
 
 
 def _unread(config: config_lib.Settings, key: str) -> ValueError | None:
@@ -295,14 +296,6 @@ def _named(system: System) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{system.name}: {error}") from error
-
-
-def _check_read(configs: Sequence[ml_collections.ConfigDict], settings: Sequence[str]) -> None:
-    """Raises ValueError for a network's setting of all that no system reads."""
-    for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
-        complaints = [_unread(config, key) for config in configs]
-        if all(complaints):
-            raise complaints[0]
 
 
 def _check_length(runs: Mapping[System, train.Run]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,42 +47,72 @@ def write(
     )
     drawn = table(rows, *axes)
     page = f"{drawn}\n\n{notes}\n\n    {command}\n"
-    return [drawn, *engine.save(rows, COLUMNS, folder, name, page, figure(rows, title, *axes))]
+    plot = figure(rows, {"x": axes[0]}, lambda row: row["line"], title, axes[1])
+    return [drawn, *engine.save(rows, COLUMNS, folder, name, page, plot)]
 
 
-def figure(rows: Rows, title: str, x: str, line: str) -> Any:
-    """Draws a line for each value of the second axis."""
-    figure = artifacts.figure(7.5, 4.8)
-    panel = figure.add_subplot()
-    columns = list(dict.fromkeys(row["x"] for row in rows))
-    try:
-        place = {x: float(x) for x in columns}
-        if not all(map(math.isfinite, place.values())):
-            raise ValueError("a name, such as inf")
-        spread = max(place.values()) >= 8 * min(place.values()) > 0
-        panel.set_xscale("log" if spread else "linear")
-        panel.set_xticks(list(place.values()), columns, minor=False)
-        panel.set_xticks([], minor=True)
-    except ValueError:  # names
-        place = {x: float(i) for i, x in enumerate(columns)}
-        shown = list(map(printable, columns))
-        panel.set_xticks(range(len(columns)), shown, rotation=20, parse_math=False)
+def figure(
+    rows: Rows,
+    panels: Mapping[str, str],
+    series: Callable[[Mapping[str, Any]], str],
+    title: str = "",
+    legend: str = "",
+) -> Any:
+    """Draws accuracies with their intervals.
+
+    Args:
+      panels: words for the axis of each column that is drawn.
+      series: of a row, the name of its line.
+      legend: words for the lines.
+    """
+    from matplotlib import colormaps
+
+    figure, colours = artifacts.figure(5 + 2.6 * len(panels), 4.7), colormaps["tab20"].colors
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     drawn: dict[str, Any] = {}
-    for i, name in enumerate(dict.fromkeys(row["line"] for row in rows)):
-        own = sorted((r for r in rows if r["line"] == name), key=lambda row: place[row["x"]])
-        drawn[name] = panel.errorbar(
-            [place[row["x"]] for row in own],
-            [100 * row["accuracy"] for row in own],
-            yerr=list(zip(*map(interval, own), strict=True)),
-            marker="os^DvP*Xh<>d"[i % 12],
-            capsize=3,
-        )
-    panel.set_xlabel(x, parse_math=False)
-    panel.set_ylabel("test accuracy (%), 95 % intervals")
-    panel.set_title(textwrap.fill(title, 32), fontsize=10, parse_math=False)  # a legend narrows it
-    panel.grid(alpha=0.3)
-    artifacts.legend(figure, drawn, line)
+    for panel, (column, label) in zip(axes, panels.items(), strict=True):
+        place = _places(panel, list(dict.fromkeys(row[column] for row in rows)))
+        for i, name in enumerate(dict.fromkeys(map(series, rows))):
+            own = [row for row in rows if series(row) == name]
+            own.sort(key=lambda row: place[row[column]])
+            drawn[name] = panel.errorbar(
+                [place[row[column]] for row in own],
+                [100 * row["accuracy"] for row in own],
+                yerr=list(zip(*map(interval, own), strict=True)),
+                marker="os^Dv"[(i + i // len(colours)) % 5],  # told apart in grey, too
+                color=colours[i % len(colours)],
+                capsize=3,
+            )
+        panel.set_xlabel(label, parse_math=False)
+        panel.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy (%), 95 % intervals")
+    axes[0].set_title(textwrap.fill(title, 32), fontsize=10, parse_math=False)
+    artifacts.legend(figure, drawn, legend)
     return figure
+
+
+def _places(panel: Any, values: list[Any]) -> dict[Any, float]:
+    """Sets the axis across; returns the place of each value, of names those in their order."""
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    try:
+        place = {value: float(value) for value in values}
+    except ValueError:
+        place = {}
+    if not place or not all(map(math.isfinite, place.values())):  # names, such as inf
+        shown = list(map(printable, values))
+        panel.set_xticks(range(len(values)), shown, rotation=20, parse_math=False)
+        return {value: float(i) for i, value in enumerate(values)}
+    wide = max(place.values()) >= 8 * min(place.values()) > 0
+    panel.set_xscale("log" if wide else "linear")
+    if isinstance(values[0], str):
+        panel.set_xticks(list(place.values()), values)
+        panel.set_xticks([], minor=True)
+    else:
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)) if wide else MaxNLocator(4))
+        panel.xaxis.set_major_formatter(EngFormatter())
+        panel.xaxis.set_minor_formatter(NullFormatter())
+    return place
 
 
 def interval(row: Mapping[str, Any]) -> tuple[float, float]:

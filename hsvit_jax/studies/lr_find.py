@@ -1,6 +1,5 @@
 """The search for a learning rate: the loss of a short run whose rate grows with every step."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -18,45 +17,15 @@ _DIVERGED = 4.0  # times the lowest smoothed loss
 _SMOOTHING = 0.9  # of the exponential average over steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """Rates of the steps that were taken, and the smoothed training losses at them, float (S,)."""
-
-    rates_S: np.ndarray
-    losses_S: np.ndarray
-
-    @property
-    def _settled(self) -> int:
-        """The first step whose average is of more than a few batches."""
-        return min(round(1 / (1 - _SMOOTHING)), len(self.losses_S) // 3)
-
-    @property
-    def lowest(self) -> int:
-        """The step of the lowest loss."""
-        return self._settled + int(self.losses_S[self._settled :].argmin())
-
-    @property
-    def steepest(self) -> float:
-        """The rate at which the loss falls fastest per factor of the rate, before its lowest.
-
-        Raises ValueError for a loss that is lowest at the start.
-        """
-        first = self._settled
-        if self.lowest == first:
-            raise ValueError(
-                "the loss was never lower than at the lowest rate: give more --steps or a larger "
-                "train.batch, or look at the data"
-            )
-        slopes_S = np.gradient(self.losses_S, np.log(self.rates_S))
-        return float(self.rates_S[first + slopes_S[first : self.lowest].argmin()])
-
-
-def search(config: ml_collections.ConfigDict, steps: int) -> Search:
+def search(config: ml_collections.ConfigDict, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Takes steps at rates from `LOWEST` to `HIGHEST`, evenly in their logarithm (Smith, 2017).
 
     Args:
       config: of a run that would start afresh; its schedule is not used.
       steps: at most; a loss that is not finite, or far above the lowest one, ends the search.
+
+    Returns:
+      rates of the steps that were taken, and the smoothed training losses at them, float (S,).
 
     Raises:
       ValueError: as `hsvit_jax.train.prepare`; or the loss was never finite.
@@ -78,16 +47,35 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
         losses.append(loss)
     if len(losses) < 2:
         raise ValueError("the loss was not finite from the start: look at the data and the network")
-    return Search(np.array([float(rate(n)) for n in range(len(losses))]), np.array(losses))
+    return np.array([float(rate(n)) for n in range(len(losses))]), np.array(losses)
 
 
-def draw(found: Search, path: Path) -> None:
+def choose(rates_S: np.ndarray, losses_S: np.ndarray) -> tuple[float, float]:
+    """Returns the rate at which the loss falls fastest per factor of the rate, before its lowest,
+    and the rate of the lowest loss.
+
+    Raises:
+      ValueError: the loss is lowest at the start.
+    """
+    first = min(round(1 / (1 - _SMOOTHING)), len(losses_S) // 3)  # an average of several batches
+    lowest = first + int(losses_S[first:].argmin())
+    if lowest == first:
+        raise ValueError(
+            "the loss was never lower than at the lowest rate: give more --steps or a larger "
+            "train.batch, or look at the data"
+        )
+    slopes_S = np.gradient(losses_S, np.log(rates_S))
+    steepest = first + int(slopes_S[first:lowest].argmin())
+    return float(rates_S[steepest]), float(rates_S[lowest])
+
+
+def draw(rates_S: np.ndarray, losses_S: np.ndarray, steepest: float, path: Path) -> None:
     """Draws loss against rate, and marks the steepest fall."""
     figure = artifacts.figure(6.4, 4.0)
     axes = figure.subplots()
-    axes.plot(found.rates_S, found.losses_S)
-    axes.axvline(found.steepest, color="grey", linestyle="--")
+    axes.plot(rates_S, losses_S)
+    axes.axvline(steepest, color="grey", linestyle="--")
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss, smoothed")
-    axes.set_title(f"steepest at {found.steepest:.1e}")
+    axes.set_title(f"steepest at {steepest:.1e}")
     axes.grid(alpha=0.3)
     artifacts.save_figure(figure, path)

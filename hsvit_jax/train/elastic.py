@@ -13,7 +13,7 @@ at the start of training: once all processes are back, a new start goes on with 
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from hsvit_jax import checkpoint
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination
+from hsvit_jax.text import few
 from hsvit_jax.train import resume
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.loop import Loop
@@ -43,6 +44,17 @@ def check(run: Run) -> None:
             "set train.patience=0"
         )
     run.model.without([0])  # says itself what cannot be lost
+
+
+def shrink(run: Run, lost: Collection[jax.Device]) -> Run:
+    """Returns the run on the devices that are left, with a network without the others' parts."""
+    devices = list(run.mesh.devices.flat)
+    parts = np.split(np.asarray(run.model.surviving()), len(devices))
+    gone = [n for device, own in zip(devices, parts, strict=True) if device in lost for n in own]
+    left = [device for device in devices if device not in lost]
+    model = run.model.without([int(number) for number in gone])
+    mesh = mesh_lib.make(len(left), 1, groups=model.group_axis_limit, devices=left)
+    return dataclasses.replace(run, model=model, mesh=mesh)
 
 
 class RecoverableLoop(Loop):
@@ -86,26 +98,16 @@ class RecoverableLoop(Loop):
 
     def _without(self, state: dict, lost_devices: set[jax.Device]) -> dict:
         """Shrinks the run, and its state, to the devices that are left."""
-        model, devices = self.run.model, list(self.run.mesh.devices.flat)
-        numbers, each = np.asarray(model.surviving()), model.group_axis_limit // len(devices)
-        lost = [
-            int(number)
-            for place, device in enumerate(devices)
-            if device in lost_devices
-            for number in numbers[place * each : (place + 1) * each]
-        ]
-        devices = [device for device in devices if device not in lost_devices]
-        model = model.without(lost)
-        mesh = mesh_lib.make(len(devices), 1, groups=model.group_axis_limit, devices=devices)
-        self.run = dataclasses.replace(self.run, model=model, mesh=mesh)
+        before, self.run = self.run.model.lost, shrink(self.run, lost_devices)
+        model, mesh = self.run.model, self.run.mesh
         self.evaluator = self.make_evaluator()
-        coordination.go_on_with({device.process_index for device in devices})
+        coordination.go_on_with({device.process_index for device in mesh.devices.flat})
         self.remarks = {"lost_groups": sorted(model.lost)}
         processes = sorted({device.process_index for device in lost_devices})
         self.bar.say(
-            f"lost process {', '.join(map(str, processes))} and with it groups or towers "
-            f"{', '.join(map(str, lost))}: going on after step {int(state['step'])} with the "
-            f"{model.group_axis_limit} that are left"
+            f"lost process {few(processes)} and with it groups or towers "
+            f"{few(sorted({*model.lost} - {*before}))}: going on after step {int(state['step'])} "
+            f"with the {model.group_axis_limit} that are left"
         )
         return mesh_lib.relabel(mesh, state, model)
 

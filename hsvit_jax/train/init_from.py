@@ -1,6 +1,5 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ import jax
 import ml_collections
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import models
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import step
-from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources, torch
-from hsvit_jax.weights.stored import digest, for_all, stored_config, stored_network
+from hsvit_jax.weights import adapt, files, read, release, sources
+from hsvit_jax.weights.stored import Stored, digest, for_all, stored_config, stored_network
 
 #: Keys of `init` that fit the weights of `init.from` to other sizes.
 _FITTING = ("classifier", "stem", "positions")
@@ -153,34 +151,27 @@ def load(
     how = {name: config.init[name] for name in _FITTING}
     try:
         path = sources.locate(source)
-        tensors, description = files.read(path) if files.is_weights(path) else (None, {})
-        if tensors is not None and not release.is_release(description):
-            published = sources.pixels(source)
-            if published and published.blue_first:
-                tensors = _red_first(tensors)
-            family, fresh = config.model.family, how["classifier"] == "new"
-            loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
-            own = None
-            with contextlib.suppress(
-                *files.FOREIGN
-            ):  # unless export wrote it under the authors' names
-                was = config_lib.completed(description["config"])
-                config_lib.validate(was)
-                theirs = (*map(str, description["class_names"]),)
-                loaded = loaded._replace(source=loaded.source + _trained_on(config, was.data))
-                own = config_lib.build_model(was)
-            # Settings that show in no tensor's shape, as its heads.
-            if own and loaded.complete:
-                grow.check(adapt.at_sizes_of(own, model).config, model.config)
-                # Tensors tell how many positions there are, not on which grid.
-                sized = loaded.network.resized(image_size=own.config.image_size)
-                loaded = loaded._replace(network=sized)
-            elif own is None:
-                said = {**description, **sources.description(path)}
-                loaded = loaded._replace(source=loaded.source + _agreed(said, tensors, loaded))
+        tensors, description = files.read(path) if files.is_weights(path) else ({}, {})
+        if tensors and not release.is_release(description):
+            found = read.read(
+                *(path, tensors, description, model, config.model.family),
+                fresh_classifier=how["classifier"] == "new",
+            )
+            params, stats, old, family, origin, was, theirs = found
+            if was is not None and "config" in description:
+                origin += _trained_on(config, was.data)
         else:
-            loaded, theirs = _read_network(path, config, model, fingerprint)
-        params, stats, old, same_family, origin = loaded
+            stored = stored_network(path)
+            params, stats, old = stored.params, stored.stats, stored.model
+            family, theirs = stored.config.model.family, stored.class_names
+            origin = _origin(stored, config, fingerprint)
+        base = model.feature_network()
+        same_family = family == config.model.family
+        if not same_family and (base is None or base[0] != family):
+            raise ValueError(
+                f"it holds a network of the family {family!r}; this configuration's is "
+                f"{config.model.family!r}"
+            )
         origin_digest = digest(params, stats)
         if same_family:
             ours = for_all(class_names, model.config.num_classes) if class_names else ()
@@ -226,64 +217,8 @@ def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str
     return ("new" if mode == "match" else mode), ()
 
 
-def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretrained) -> str:
-    """Raises ValueError where a file is said to hold another network than it was read as; returns
-    the name that timm publishes it by, as a note."""
-    named = description.get("architecture")
-    note = f", published as {named}" if isinstance(named, str) else ""
-    try:
-        record, given = torch.family_of(description), torch.constructor(description)
-    except (ValueError, TypeError):  # of a family without a reader for it
-        return note
-    if given == {"variant": ""}:
-        return note
-    ours = loaded.network.config
-    given = {"image_size": list(ours.image_size), "num_channels": ours.image_channels, **given}
-    if hasattr(ours, "pool_strides"):
-        given = {"pool_strides": ours.pool_strides, **given}
-    tensors = torch.table(record.name).unwrapped(tensors)
-    try:
-        settings, data = torch.torch_settings(record, tensors, given)
-        names = ("image_size", "channels", "num_classes")
-        settings = config_lib.base("cifar10", settings).model.to_dict()
-        theirs = models.build(settings, **{name: data[name] for name in names})
-    except files.FOREIGN as error:
-        raise ValueError(
-            f"it is said to be of a network that cannot be built here ({error}); a copy of the "
-            "tensors alone is taken as the configuration has it"
-        ) from error
-    if type(theirs.config) is type(ours):
-        grow.check(adapt.at_sizes_of(theirs, loaded.network).config, ours)
-    return note
-
-
-def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Reverses the image channels of the one convolution that reads three."""
-    first = [name for name, x in tensors.items() if x.ndim == 4 and x.shape[1] == 3]
-    if len(first) != 1:
-        raise ValueError(
-            f"its pixels come with blue first, but {len(first)} convolutions read three channels, "
-            "not one: nothing can be reversed"
-        )
-    return {**tensors, first[0]: tensors[first[0]][:, ::-1]}
-
-
-def _read_network(
-    path: Path,
-    config: ml_collections.ConfigDict,
-    model: Any,
-    fingerprint: str | None,
-) -> tuple[tuple[dict, dict, Any, bool, str], tuple[str, ...]]:
-    """Reads a trained network's (params, stats, network, whether that is of the configured family
-    rather than of its backbone's, source), and its class names."""
-    stored = stored_network(path)
-    base, family = model.feature_network(), stored.config.model.family
-    same_family = family == config.model.family
-    if not same_family and (base is None or base[0] != family):
-        raise ValueError(
-            f"it holds a network of the family {family!r}; this configuration's is "
-            f"{config.model.family!r}"
-        )
+def _origin(stored: Stored, config: ml_collections.ConfigDict, fingerprint: str | None) -> str:
+    """Says which network was stored, and how its images were others or seen otherwise."""
     data = stored.config.data
     side = "×".join(map(str, (*data.image_size, data.channels)))
     origin = f"step {stored.step} of {config.init['from']} (images of {side})"
@@ -300,8 +235,7 @@ def _read_network(
             f", when {config.data.name} was another or split otherwise: it may have been trained "
             "on images that are held out now"
         )
-    network = stored.params, stored.stats, stored.model, same_family, origin
-    return network, stored.class_names
+    return origin
 
 
 def _trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> str:

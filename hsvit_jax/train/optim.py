@@ -95,10 +95,9 @@ def matrices(params: Any) -> Any:
 
     def axes(path: tuple[Any, ...], leaf: Any) -> contrib.MuonDimensionNumbers | None:
         names = [str(getattr(k, "key", "")) for k in path]
-        ndim = leaf.ndim - ("towers" in names)
         if not _is_kernel(path) or "residual_kernel" in names or leaf.shape[-2] == 1:
             return None
-        inputs = (-4, -3, -2) if ndim == 4 and "groups" not in names else (-2,)
+        inputs = (-4, -3, -2) if leaf.ndim >= 4 and "groups" not in names else (-2,)
         return contrib.MuonDimensionNumbers(inputs, (-1,))
 
     return jax.tree_util.tree_map_with_path(axes, params)

@@ -91,7 +91,7 @@ def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -
             f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
             "of every network"
         )
-    parts = "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
+    kernels = " and kernels" * (config.model.get("trunk") == "sharded")
     return mesh_lib.make(
         config.mesh.group,
         config.mesh.data,
@@ -99,7 +99,7 @@ def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -
         batch=config.train.batch,
         accumulate=config.train.accumulate,
         devices=devices,
-        parts="towers" if config.model.get("towers", 1) > 1 else parts,
+        parts=f"{model.splits or 'groups'}{kernels}",
         aggregate=config.mesh.aggregate,
     )
 

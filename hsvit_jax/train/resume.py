@@ -178,7 +178,8 @@ def whitened(run: Run) -> tuple[dict, dict]:
     chosen = np.linspace(0, len(split) - 1, min(len(split), 2000)).astype(np.int64)
     parts = np.array_split(chosen, -(-len(chosen) // 50))
     batches = (augment.normalise(split.gather(part), data.mean, data.std) for part in parts)
-    return whiten.first_convolution(params, map(np.asarray, batches)), stats
+    whiten.first_convolution(run.model.body(params), map(np.asarray, batches))
+    return params, stats
 
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict, list[int]]:

@@ -12,12 +12,12 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, checkpoint, data
+from hsvit_jax import artifacts, checkpoint, data, models
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, watchdog
 from hsvit_jax.train import batches as batches_lib
-from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
+from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
@@ -79,7 +79,7 @@ def train(
         KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    loggers.check(config_lib.resolve(config).train.loggers)
+    metrics.check_loggers(config_lib.resolve(config).train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -226,7 +226,7 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
         recipe = "smoke run: its accuracy means nothing"
     on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
-    own_name = config.model.family == "hsvit"
+    own_name = config.model.family == models.DEFAULT.name
     network = " ".join([*[config.model.family] * (not own_name), config.model.variant])
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "

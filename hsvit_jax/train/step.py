@@ -103,17 +103,55 @@ def make_train_step(
     """
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
-    aggregate, ema_decay = config.mesh.aggregate, config.train.ema_decay
-    accumulate = config.train.accumulate
-    apply = mesh_lib.spread(model, mesh, aggregate, config.mesh.gradients)
-    tx = optax.with_extra_args_support(run.tx)
     weights_K = class_weights(run) if config.data.balance == "weights" else None
     smoothing = settings.label_smoothing
     if weights_K is not None:  # smoothed by `weighed`
         settings = dataclasses.replace(settings, label_smoothing=0.0)
-    augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
+    inputs_of = _make_inputs(run, settings)
+    gradient = _make_gradient(run, weights_K, smoothing)
+    tx = optax.with_extra_args_support(run.tx)
 
-    def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
+    def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
+        number = state["step"]
+        examples = *inputs_of(number, batch), batch[2]
+        params = trainable(state["params"], model.frozen)
+        frozen = {name: part for name, part in state["params"].items() if name not in params}
+        loss, accuracy, stats, grads = gradient(
+            number, params, frozen, state["stats"], examples, config.train.accumulate
+        )
+        # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
+        loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
+        norm = (
+            mesh_lib.ordered_norm(mesh, grads, model)
+            if config.mesh.aggregate == "ordered" and model.group_axis_limit
+            else optax.tree.norm(grads)
+        )
+        updates, opt = tx.update(grads, state["opt"], params, norm=norm)
+        params = optax.apply_updates(params, updates)
+        moving = {"params": params, "stats": trainable(stats, model.frozen)}
+        # The new parameters too: a learning rate that overflows them has a finite gradient.
+        sizes = [loss, norm, *(optax.tree.norm(tree) for tree in moving.values())]
+        good = jnp.isfinite(jnp.stack(sizes)).all()
+        new = {"params": {**frozen, **params}, "stats": stats, "opt": opt}
+        if config.train.ema_decay:
+            new["ema"] = _average(state["ema"], moving, number, config.train.ema_decay)
+        old = {name: state[name] for name in new}
+        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+        new |= _count(state, good, loss, accuracy, config.train.log_every)
+        meter = new["meter"]
+        means = {name: meter[name] / meter["steps"] for name in ("loss", "accuracy")}
+        return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
+
+    return train_step
+
+
+def _make_inputs(
+    run: Run, settings: augment.Augment
+) -> Callable[[Array, Batch], tuple[Array, Array]]:
+    """Builds `inputs(step number, batch)`: what the network gets, and its targets (B, K)."""
+    augment_key, mix_key = (run_key(run.config.seed, use) for use in (AUGMENT, MIX))
+
+    def inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
         inputs, labels_B, ids_B = batch
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             classes, spread = settings.num_classes, settings.label_smoothing
@@ -126,14 +164,25 @@ def make_train_step(
         late = number + run.length_offset >= round(settings.mix_until * length)
         return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)
 
-    def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
-        number, ids_B = state["step"], batch[2]
-        inputs, targets_BK = model_inputs(number, batch)
-        params = trainable(state["params"], model.frozen)
-        frozen = {name: part for name, part in state["params"].items() if name not in params}
+    return inputs
 
+
+def _make_gradient(
+    run: Run, weights_K: np.ndarray | None, smoothing: float
+) -> Callable[..., tuple[Array, Array, dict, dict]]:
+    """Builds `gradient(step number, params, frozen params, stats, examples, parts)`.
+
+    It returns loss, accuracy, stats and gradients of a batch, which is taken in that many parts.
+    """
+    config = run.config
+    apply = mesh_lib.spread(run.model, run.mesh, config.mesh.aggregate, config.mesh.gradients)
+    dropout_key = run_key(config.seed, DROPOUT)
+
+    def gradient(
+        number: Array, params: dict, frozen: dict, stats: dict, examples: tuple, count: int
+    ) -> tuple[Array, Array, dict, dict]:
         @functools.partial(jax.value_and_grad, has_aux=True)
-        def gradient(
+        def of_part(
             params: dict, stats: dict, inputs: Array, targets_BK: Array, ids_B: Array
         ) -> tuple[Array, tuple[Array, dict]]:
             logits_BK, stats = apply(
@@ -149,54 +198,37 @@ def make_train_step(
             hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
             return loss, (hits_B.astype(jnp.float32).mean(), stats)
 
-        examples = inputs, targets_BK, ids_B
-        if accumulate == 1:
-            (loss, (accuracy, stats)), grads = gradient(params, state["stats"], *examples)
-        else:
+        if count == 1:
+            (loss, (accuracy, stats)), grads = of_part(params, stats, *examples)
+            return loss, accuracy, stats, grads
 
-            def add_part(sums: tuple, part: tuple) -> tuple[tuple, None]:
-                stats, *before = sums
-                (loss, (accuracy, stats)), grads = gradient(params, stats, *part)
-                return (stats, *jax.tree.map(jnp.add, before, [loss, accuracy, grads])), None
+        def add_part(sums: tuple, part: tuple) -> tuple[tuple, None]:
+            stats, *before = sums
+            (loss, (accuracy, stats)), grads = of_part(params, stats, *part)
+            return (stats, *jax.tree.map(jnp.add, before, [loss, accuracy, grads])), None
 
-            # Every device has a share of every part: part n is the examples n, n + accumulate, …
-            parts = [x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for x in examples]
-            zero = jnp.zeros((), jnp.float32)
-            zeros = zero, zero, jax.tree.map(jnp.zeros_like, params)
-            (stats, *sums), _ = jax.lax.scan(add_part, (state["stats"], *zeros), parts)
-            loss, accuracy, grads = jax.tree.map(lambda x: x / accumulate, sums)
-        # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
-        loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
-        norm = (
-            mesh_lib.ordered_norm(mesh, grads, model)
-            if aggregate == "ordered" and model.group_axis_limit
-            else optax.tree.norm(grads)
-        )
-        updates, opt = tx.update(grads, state["opt"], params, norm=norm)
-        params = optax.apply_updates(params, updates)
-        moving = {"params": params, "stats": trainable(stats, model.frozen)}
-        # The new parameters too: a learning rate that overflows them has a finite gradient.
-        sizes = [loss, norm, *(optax.tree.norm(tree) for tree in moving.values())]
-        good = jnp.isfinite(jnp.stack(sizes)).all()
-        new = {"params": {**frozen, **params}, "stats": stats, "opt": opt}
-        if ema_decay:
-            new["ema"] = _average(state["ema"], moving, number, ema_decay)
-        old = {name: state[name] for name in new}
-        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-        one = good.astype(jnp.float32)
-        sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
-        fresh = number % config.train.log_every == 0
-        meter = {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()}
-        new |= {
-            "step": number + 1,
-            "bad": jnp.where(good, 0, state["bad"] + 1),
-            "skipped": state["skipped"] + (~good).astype(jnp.int32),
-            "meter": meter,
-        }
-        means = {name: meter[name] / meter["steps"] for name in ("loss", "accuracy")}
-        return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
+        # Every device has a share of every part: part n is the examples n, n + count, …
+        parts = [x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for x in examples]
+        zero = jnp.zeros((), jnp.float32)
+        zeros = zero, zero, jax.tree.map(jnp.zeros_like, params)
+        (stats, *sums), _ = jax.lax.scan(add_part, (stats, *zeros), parts)
+        loss, accuracy, grads = jax.tree.map(lambda x: x / count, sums)
+        return loss, accuracy, stats, grads
 
-    return train_step
+    return gradient
+
+
+def _count(state: dict, good: Array, loss: Array, accuracy: Array, log_every: int) -> dict:
+    """Moves the counters on, and adds a good step to the sums since the last log line."""
+    number, one = state["step"], good.astype(jnp.float32)
+    sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
+    fresh = number % log_every == 0
+    return {
+        "step": number + 1,
+        "bad": jnp.where(good, 0, state["bad"] + 1),
+        "skipped": state["skipped"] + (~good).astype(jnp.int32),
+        "meter": {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()},
+    }
 
 
 def class_weights(run: Run) -> np.ndarray:

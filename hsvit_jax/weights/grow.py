@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax.models.hsvit.hsvit import HSViTConfig
+from hsvit_jax.models.hsvit.hsvit import HSViTConfig, TowerHSViT
 
 Array = jax.Array
 
@@ -109,21 +109,13 @@ def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dic
     fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
     if getattr(new.config, "votes", "equal") == "learned":
         params = jax.tree.map(np.asarray, params)  # dicts of our own
-        trees = (params, fresh_params)
-        groups, fresh_groups = (tree.get("towers", tree)["groups"] for tree in trees)
+        groups, fresh_groups = (old.body(params)["groups"], new.body(fresh_params)["groups"])
         equal = np.full(groups["cls"].shape[:-1], 1 / old.config.groups, np.float32)
         groups.setdefault("vote", equal)
         fresh_groups["vote"] = np.zeros_like(fresh_groups["vote"])
-    if getattr(new.config, "towers", 1) > 1 and old.config.towers == 1:
-        params, stats = _as_tower(params), _as_tower(stats)
+    if isinstance(new, TowerHSViT) and not isinstance(old, TowerHSViT):
+        params, stats = new.of_one(params), new.of_one(stats)
     return _placed(fresh_params, params), _placed(fresh_stats, stats)
-
-
-def _as_tower(tree: dict) -> dict:
-    """Nests the tree of a network without towers as that of a network with one."""
-    inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
-    outside = {part: tree[part] for part in tree if part not in inside}
-    return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
 
 
 def _placed(fresh: dict, old: dict) -> dict:

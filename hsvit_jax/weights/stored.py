@@ -108,25 +108,16 @@ def of_survivors(stored: Stored) -> Stored:
     lost = stored.meta.get("lost_groups")
     if not lost:
         return stored
-    left = stored.model.without(lost).group_ids()  # of towers, all the groups
-    config = stored.config.copy_and_resolve_references()
-    config.model.votes = "learned"
-    votes_G = np.zeros(stored.model.config.groups, np.float32)
-    votes_G[left] = 1 / len(left)
-    body = stored.params.get("towers", stored.params)
-    vote = votes_G.reshape(body["groups"]["cls"].shape[:-1])
-    body = {**body, "groups": {**body["groups"], "vote": vote}}
-    params = {**stored.params, "towers": body} if "towers" in stored.params else body
+    model = stored.model.silencing(lost)
+    groups = model.config.groups
     names = [str(number) for number in lost]
     warnings.warn(
         f"step {stored.step} was saved after groups or towers {few(names)} were lost: "
-        f"the other {len(left)} of {len(votes_G)} groups vote, as in the run then; a start of it "
-        "with all processes trains them all",
+        f"the other {groups - len(model.silent)} of {groups} groups vote, as in the run then; a "
+        "start of it with all processes trains them all",
         stacklevel=2,
     )
-    meta = {key: value for key, value in stored.meta.items() if key != "lost_groups"}
-    model = config_lib.build_model(config)
-    return stored._replace(config=config, model=model, params=params, meta=meta)
+    return stored._replace(model=model)
 
 
 def fuse(stored: Stored) -> Stored:

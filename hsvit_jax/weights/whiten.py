@@ -12,21 +12,18 @@ _STRIDE = 3  # of the patches, both ways
 _EPSILON = 0.01  # added to a direction's variance, so that noise is not enlarged
 
 
-def first_convolution(params: dict, batches: Iterable[np.ndarray]) -> dict:
+def first_convolution(body: dict, batches: Iterable[np.ndarray]) -> None:
     """Puts whitening filters in the place of the first convolution's.
 
     They are the principal directions of the images' patches divided by their standard deviation, as
     many as there is room for with both signs; the filters left over stay as they are.
 
     Args:
-      params: of an HSViT, whose towers get the same filters.
+      body: `Network.body` of the parameters, which are changed; all towers get the same filters.
       batches: images (B, H, W, C), normalised; of a few at a time, as their patches take many times
         their memory.
-
-    Returns:
-      the parameters, changed.
     """
-    kernels = params.get("towers", params)["trunk"]["blocks"]["0"]["kernels"]
+    kernels = body["trunk"]["blocks"]["0"]["kernels"]
     kernel = np.array(kernels["0"])  # (size, size, C, filters), of towers with an axis before
     total_PP, count = 0.0, 0
     for images_BHWC in batches:
@@ -37,7 +34,6 @@ def first_convolution(params: dict, batches: Iterable[np.ndarray]) -> dict:
     filters = directions[:, :count].reshape(*kernel.shape[-4:-1], count)
     kernel[..., :count], kernel[..., count : 2 * count] = filters, -filters
     kernels["0"] = kernel
-    return params
 
 
 def patches(images_BHWC: np.ndarray, size: int) -> np.ndarray:

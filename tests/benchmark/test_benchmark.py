@@ -80,12 +80,9 @@ def test_record_holds_what_the_docs_promise(records, work):
     ordered = [spread["min"], spread["quartile1"], record["images_per_second"]]
     ordered += [spread["quartile3"], spread["max"]]
     assert ordered == sorted(ordered) and ordered[0] > 0
-    assert record["compile_seconds"] >= 0
-    assert record["peak_memory_bytes"] > 2**20
-    if work == "eval":
-        assert record["program"] is None
-    else:
-        assert record["program"]["flops"] > 0 and record["program"]["temp_bytes"] > 0
+    assert record["compile_seconds"] >= 0 and record["peak_memory_bytes"] > 2**20
+    program = record["program"]
+    assert program is None if work == "eval" else min(program["flops"], program["temp_bytes"]) > 0
     if work == "input":
         assert record["flops_per_image"] is record["share_of_peak"] is record["peak"] is None
         return
@@ -147,61 +144,41 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path, monkeypat
         benchmark.measure(small(), "input", trace=str(trace / "x"))
 
 
-@pytest.fixture
-def parts_alone(monkeypatch):
-    """Leaves out of the parts what the other tests compile: the whole step, its batch, `init`."""
-
-    def zeros(run):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
-
-    monkeypatch.setattr(step, "first_state", zeros)
-    for name in ("train_job", "input_job"):
-        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
-
-
 def part_functions(argument):
     run = jobs.prepare(small(argument=argument), False, jax.devices()[:1])
     return run.model, step_parts._part_functions(run)
 
 
-def test_parts_have_times_and_a_table(parts_alone):
-    record = step_parts.measure_parts(small(), steps=2, warmup=1)
-    names = [
-        f"{part}, {way}"
-        for part in ("trunk", "pooling", "attention groups", "head")
-        for way in ("forward", "forward and backward")
-    ]
-    assert list(record["parts"]) == [
-        "whole step", *names, "augmentation", "optimizer", "dispatch of an empty step"
-    ]  # fmt: skip
-    for part in record["parts"].values():
-        assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
-    table = step_parts.table(record).splitlines()
-    assert len(table) == len(record["parts"]) + 3
-    assert table[2].startswith("whole step") and table[2].endswith("100.0%")
-    assert table[-1] == record["note"] and "do not add up exactly" in record["note"]
-    assert json.loads(json.dumps(record)) == record
-
-
-def test_parts_of_a_network_without_groups_or_trunk(parts_alone):
-    parts = {switch: set(part_functions(f"digits,{switch}")[1]) for switch in ABLATIONS}
-    assert not {n for n in parts["conv_only"] if n.startswith(("attention", "head"))}
-    assert not {n for n in parts["attention_only"] if n.startswith(("trunk", "pooling"))}
-    assert "trunk, forward" in parts["conv_only"]
-    assert "attention groups, forward and backward" in parts["attention_only"]
-
-
-def test_a_part_computes_that_part_alone(parts_alone):
-    # What a part does not need must be dead code: its FLOPs are its own layers', and little more.
+def test_a_part_computes_that_part_alone(monkeypatch):
+    """What a part does not need must be dead code: its FLOPs are its own layers', little more."""
+    monkeypatch.setattr(step, "first_state", zeros)
     model, parts = part_functions("digits")
     for name in ("trunk", "attention groups"):
         part = parts[f"{name}, forward"]
         flops = part.func.lower(*part.args).compile().cost_analysis()["flops"]
         prefix = name.split()[-1]
         macs = sum(n for path, _, n in costs.modules(model) if path.startswith(prefix))
-        expected = 2 * 16 * macs
-        assert 0.5 * expected < flops < 1.6 * expected
+        assert 0.5 * 32 * macs < flops < 1.6 * 32 * macs  # 2 · 16 images
+    alone = {switch: set(part_functions(f"digits,{switch}")[1]) for switch in ABLATIONS}
+    assert not {n for n in alone["conv_only"] if n.startswith(("attention", "head"))}
+    assert not {n for n in alone["attention_only"] if n.startswith(("trunk", "pooling"))}
+
+
+def zeros(run):
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
+
+
+def test_parts_have_times_and_a_table(monkeypatch):
+    """Without what the other tests compile: the whole step, its batch, `init`."""
+    monkeypatch.setattr(step, "first_state", zeros)
+    for name in ("train_job", "input_job"):
+        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
+    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
+    record = step_parts.measure_parts(small(), steps=2, warmup=1)
+    for part in record["parts"].values():
+        assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
+    table = step_parts.table(record).splitlines()
+    assert len(table) == len(record["parts"]) + 3 and table[2].endswith("100.0%")
 
 
 # --- Mistakes ------------------------------------------------------------------------------------
@@ -226,17 +203,9 @@ def test_command_line_hands_over_its_flags(capsys, monkeypatch):
     words += ["--steps=7", "--warmup=3", "--no_augment", "--data", "--trace=somewhere"]
     assert main.main(["hsvit", "benchmark", *words]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {
-        "config": CONFIG_FILE,
-        "work": "input",
-        "batch": 48,
-        "depth": 5,
-        "steps": 7,
-        "warmup": 3,
-        "augmented": False,
-        "real_data": True,
-        "trace": "somewhere",
-    }
+    given = {"work": "input", "batch": 48, "depth": 5, "steps": 7, "warmup": 3}
+    more = {"augmented": False, "real_data": True, "trace": "somewhere"}
+    assert json.loads(line) == {"config": CONFIG_FILE, **given, **more}
 
 
 def test_peak_needs_no_configuration(capsys):
@@ -286,18 +255,12 @@ def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
     ("command", "said"),
     [
         ("echo first >&2; echo the end >&2; exit 3", r"failed with code 3.*\n.*first\nthe end"),
-        ("echo '{\"images_per_second\": 5}'; exit 1", "failed with code 1"),
-        ("echo hello; echo [3]", "printed no JSON line with a positive images_per_second"),
-        *(
-            (f"echo '{{\"images_per_second\": {rate}}}'", "no JSON line")
-            for rate in (0, "NaN", "true")
-        ),
+        *((f"echo '{{\"images_per_second\": {x}}}'", "JSON line") for x in (0, "NaN", "true")),
     ],
 )
 def test_compare_tells_how_the_other_command_failed(tmp_path, command, said):
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=said):
         versus.compare(script(tmp_path, "A", 1.0), command, 1)
-    assert "the command of --vs" in str(error.value)
 
 
 def test_vs_runs_our_own_command_line_in_a_process(capfd):

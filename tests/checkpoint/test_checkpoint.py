@@ -110,7 +110,7 @@ def test_load_tree_needs_no_template(tmp_path):
         assert same(states[2], tree)
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree))
     assert same(states[1], load_tree(tmp_path, 1)[1])
-    with pytest.raises(CheckpointError, match="nowhere does not exist; expected a work dir"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
         load_tree(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
@@ -212,32 +212,17 @@ def test_a_template_that_does_not_fit_lists_every_difference(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
-def test_states_that_cannot_be_saved(tmp_path):
+def test_states_that_could_not_be_read_back(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        for state, message in (
-            ([jnp.ones(2)], "the state is a list"),
-            ({"a": {"b": [jnp.ones(2)]}}, r"a\.b is a list"),
-            ({"a": 3}, "a is a int"),
-            ({"a": jax.random.key(0)}, r"key_data"),
-            ({"a": np.array(["x"])}, "expected one of bool"),
-        ):
+        for leaf, message in ((jax.random.key(0), "key_data"), (np.array(["x"]), "one of bool")):
             with pytest.raises(ValueError, match=message):
-                checkpoints.save(1, state, {})
-    assert os.listdir(tmp_path) == []
-
-
-def test_arguments_out_of_range(tmp_path):
-    for reader in (Checkpoints, load_tree):
-        with pytest.raises(CheckpointError, match="runs/gs://bucket is a URL"):
-            Checkpoints("runs/gs://bucket")
-        with pytest.raises(CheckpointError, match="gs://bucket/run is a URL"):
-            reader("gs://bucket/run")
-    with Checkpoints(tmp_path) as checkpoints:
+                checkpoints.save(1, {"a": leaf}, {})
         with pytest.raises(TypeError, match="not JSON serializable"):
             checkpoints.save(1, make_state(0), {"path": tmp_path})
-        checkpoints.save(1, make_state(0), {})
-        with pytest.raises(ValueError, match="expected 'latest', 'best' or a step"):
-            checkpoints.meta("newest")
+    assert os.listdir(tmp_path) == []
+    for directory in ("runs/gs://bucket", "gs://bucket/run"):  # which `Path` makes local folders of
+        with pytest.raises(CheckpointError, match=f"{directory} is a URL"):
+            Checkpoints(directory)
 
 
 def test_read_only_changes_nothing(tmp_path):
@@ -254,10 +239,8 @@ def test_read_only_changes_nothing(tmp_path):
 
 def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    for name in ("file", "file/below", "file/below/deeper"):
-        with pytest.raises(
-            CheckpointError, match=f"cannot write to the work folder .*{name}: .*choose"
-        ):
+    for name in ("file", "file/below"):
+        with pytest.raises(CheckpointError, match=f"cannot write to the work folder .*{name}: "):
             Checkpoints(tmp_path / name)
     for name in ("a[b]c", "a\\b", "a\udcffb"):
         with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* another folder"):
@@ -274,9 +257,9 @@ def test_diff_names_each_place():
         "new: checkpoint has none, config 'x'",
         "old: checkpoint 1, config has none",
     ]
-    assert diff({"classes": ["a"]}, {"classes": ["a", "b"]}) == [
-        "classes: checkpoint has 1 items, config 2"
-    ]
+    more = diff({"classes": ["a"]}, {"classes": ["a", "b"]})
+    assert more == ["classes[1]: checkpoint has none, config 'b'"]
+    assert diff({"classes": [], "map": {}}, {"classes": (), "map": {}}) == []
     assert diff(META, json.loads(json.dumps(META))) == []
 
 
@@ -453,24 +436,22 @@ def test_only_damaged_steps_is_an_error_each_time(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
-def test_strangers_in_the_directory_are_named_and_left_alone(tmp_path):
+def test_strangers_in_the_directory_are_left_alone(tmp_path):
     states = save_steps(tmp_path, 1)
-    strangers = ["07", "1.5", "a\x1b[2Jb", "notes", "5", "-3"]
-    for name in strangers[:4]:
+    strangers = ["07", "1.5", "notes", "5", "-3"]
+    for name in strangers[:3]:
         (tmp_path / name).mkdir()
-    for name in strangers[4:]:
+    for name in strangers[3:]:
         (tmp_path / name).write_text("a file")
-    (tmp_path / ".hidden").write_text("")
     (tmp_path / "9.orbax-checkpoint-tmp").mkdir()
     shutil.copytree(tmp_path / "1", tmp_path / "8")  # a record of another number
     with Checkpoints(tmp_path) as checkpoints:
-        ignored = r"no checkpoint, ignored: -3, 07, 1.5, 5, a\\x1b\[2Jb and 1 more"
-        with pytest.warns(CheckpointWarning, match=ignored), damage_warning(8):
+        with damage_warning(8):
             step, tree, _ = checkpoints.restore(template_of(states[1]))
         assert step == 1 and same(states[1], tree)
         checkpoints.save(9, states[1], {})
         assert checkpoints.steps() == [1, 9]
-    assert {*strangers, ".hidden", "1", "8.damaged", "9"} == set(os.listdir(tmp_path))
+    assert {*strangers, "1", "8.damaged", "9"} == set(os.listdir(tmp_path))
 
 
 def test_a_newer_format_is_neither_read_nor_moved(tmp_path, monkeypatch):

@@ -140,14 +140,11 @@ def test_remarks_on_images_are_counted(tmp_path, load):
     frames = [Image.new("L", (6, 6), value) for value in (3, 4)]
     frames[0].save(root / "dog/film.gif", save_all=True, append_images=frames[1:])
     for _ in range(2):  # from the cache too
-        with pytest.warns() as warned:
+        with (
+            pytest.warns(match=r"^1 of 24 images have several frames.*/dog/film\.gif first$"),
+            pytest.warns(match=r"^3 of 24 images are mostly transparent.*/cat/clear0\.png first$"),
+        ):
             load(root)
-        said = sorted(str(w.message).replace(str(root), "") for w in warned)
-        assert said == [
-            "1 of 24 images have several frames, or pages of one size (the first is read), "
-            "/dog/film.gif first",
-            "3 of 24 images are mostly transparent (read as white), /cat/clear0.png first",
-        ]
 
 
 def test_a_streamed_image_that_is_replaced_is_noticed(tmp_path, load):
@@ -159,14 +156,11 @@ def test_a_streamed_image_that_is_replaced_is_noticed(tmp_path, load):
     before = streamed.test.gather(range(6))
     (root / "test/cat/000.png").touch()
     np.testing.assert_array_equal(streamed.test.gather(range(6)), before)
-    (root / "test/cat/000.png").rename(tmp_path / "aside")
     (root / "test/cat/001.png").rename(root / "test/cat/000.png")
-    (tmp_path / "aside").rename(root / "test/cat/001.png")
-    with pytest.raises(data.BadImage, match=r"cat/000\.png: replaced or changed after"):
-        streamed.test.gather([0])
     batches = stream_batches(streamed.test, iter([np.arange(2)]))
-    with pytest.raises(data.BadImage, match="replaced or changed after it was checked; start"):
-        next(batches)
+    for read in (lambda: streamed.test.gather([0]), lambda: next(batches)):
+        with pytest.raises(data.BadImage, match=r"cat/000\.png: replaced or changed after"):
+            read()
 
 
 def test_labels_follow_the_folders(tmp_path, load):
@@ -543,6 +537,10 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
         archive.writestr(link, "000.png")
     with pytest.warns(UserWarning, match=r"links to images in .*link\.zip .* cat/link\.png; pack"):
         assert sum(sizes(load(zipped))) == 20
+    for name, why in (("x" * 300, "name too long"), ("cat/0.png", "File exists")):
+        odd = [tarfile.TarInfo("cat/0.png"), tarfile.TarInfo(f"{name}/1.png")]
+        with pytest.raises(archives.BadArchive, match=why):
+            load(tar_with(tmp_path / "odd.tar", *odd))
     monkeypatch.setattr(archives, "_FLOOR_BYTES", 1000)
     monkeypatch.setattr(archives, "_MAX_RATIO", 2)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:

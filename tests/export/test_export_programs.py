@@ -124,7 +124,7 @@ def test_every_family_has_a_free_batch(family):
     ("words", "message"),
     [
         (("a.bin", "--format=stablehlo"), "OUT must end in .stablehlo; got /"),
-        (("a", "--format=stablehlo", "--parts=3"), "8 attention groups cannot split into 3 parts"),
+        (("a", "--format=stablehlo", "--parts=3"), "8 groups cannot split into 3 parts"),
         (("a", "--parts=2"), "--parts=2 needs --format=stablehlo|onnx"),
     ],
 )

@@ -23,8 +23,7 @@ from support.small_runs import untrained_run
 
 from hsvit_jax import checkpoint, main
 from hsvit_jax.checkpoint import record
-from hsvit_jax.commands import convert
-from hsvit_jax.weights import files
+from hsvit_jax.weights import convert, files
 from hsvit_jax.weights.stored import stored_network
 
 RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
@@ -258,7 +257,7 @@ def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_d
             changed |= {"\x1b[2J": array} if how == 5 else {}
             described = mutate(draw, description, ()) if draw.random() < 0.6 else description
             np.savez(path, config=json.dumps(described), **changed)
-            outcomes.add(one_line(lambda: convert.convert_file(path)))
+            outcomes.add(one_line(lambda: convert.convert(path)))
     assert outcomes == {True, False}
 
 

@@ -1,13 +1,14 @@
 """The launchers' files: what can be checked of them without a cluster.
 
-Manifests are checked against the fields and values that their documentation gives; the commands in
-them, and the notebook, run.
+Scripts are checked by ShellCheck and run dry, with stand-ins for srun, gcloud and xpk. Manifests
+are checked against the codes and flags of the program; the notebook runs.
 """
 
 import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -20,23 +21,20 @@ from support.launch_programs import CODES, LAUNCH, program, run, words_of
 from hsvit_jax import cli
 from hsvit_jax.commands import COMMANDS
 
-# --- all files ---
+FLAGS = ["--config=configs/c4a8.py:cifar100", "--workdir=a b", "it's $HOME"]
+#: What every launcher makes of them, in the end.
+PROGRAM = ["-m", "hsvit_jax.main", *FLAGS]
 
 
-def test_scripts_are_sound():
-    for path in [*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"]:
-        text = path.read_text()
-        assert run(["bash", "-n", path]).returncode == 0
-        assert text.startswith("#!/usr/bin/env bash\n") and "\nset -euo pipefail\n" in text
-        code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-        assert not [line for line in code if re.search(r"(?<!\")\$[@*](?!\")", line)], "unquoted $@"
-        assert not [line for line in code if "`" in line or "eval " in line]
-        assert path.suffix != ".sh" or os.access(path, os.X_OK)
-
-
-def test_no_file_names_a_place_of_its_own():
-    places = r"/(?:home|work|tmp|Users)/|pypi\.|pythonhosted|ghp_|AIza"
-    assert not [path for path in LAUNCH.iterdir() if re.search(places, path.read_text())]
+@pytest.mark.parametrize("name", ["local.sh", "slurm.sbatch", "tpu_vm.sh", "xpk.sh"])
+def test_scripts_are_sound(name):
+    path = LAUNCH / name
+    assert "\nset -euo pipefail\n" in path.read_text()
+    assert path.suffix != ".sh" or os.access(path, os.X_OK)
+    assert run(["bash", "-n", path]).returncode == 0
+    if shutil.which("shellcheck"):
+        done = run(["shellcheck", path])
+        assert done.returncode == 0, done.stdout
 
 
 def test_readme_tells_every_code_and_file():
@@ -48,40 +46,99 @@ def test_readme_tells_every_code_and_file():
     assert named and all((LAUNCH / name).exists() for name in named)
 
 
-# --- gke_jobset.yaml ---
+@pytest.fixture
+def dry(tmp_path):
+    """Runs a launcher where a stand-in program writes its arguments to a file: (done, words)."""
+
+    def go(words, stand_in, then="", **env):
+        program(tmp_path / "bin", stand_in, f'printf "%s\\n" "$@" > "$OUT/given"; {then}')
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        done = run(words, env={"PATH": path, "OUT": str(tmp_path), **env}, cwd=tmp_path)
+        given = tmp_path / "given"
+        return done, words_of(given) if given.exists() else []
+
+    return go
 
 
-@pytest.fixture(scope="module")
-def jobset() -> dict:
-    """The JobSet's spec."""
-    document = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
-    assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    return document["spec"]
+@pytest.mark.parametrize("code", [*CODES, 137, 143])
+def test_slurm_requeues_what_another_start_helps(dry, tmp_path, code):
+    program(tmp_path / "bin", "scontrol", 'echo "$*" >> "$OUT/scontrol"')
+    program(tmp_path / ".venv" / "bin", "python", "exit 99")
+    job = {"SLURM_JOB_ID": "321", "SLURM_CPUS_PER_TASK": "8"}
+    script = ["bash", LAUNCH / "slurm.sbatch", *FLAGS]
+    done, words = dry(script, "srun", f"exit {code}", **job)
+    again = code in (42, 75)
+    assert (tmp_path / "scontrol").exists() == again
+    assert done.returncode == (0 if again else code)
+    assert words[-len(PROGRAM) :] == PROGRAM and {"--cpus-per-task=8", "--wait=60"} < {*words}
+    # Survivors go on; a stalled run is not restarted for ever, a preempted one is.
+    done, words = dry([*script, "--recoverable"], "srun", f"exit {code}", **job)
+    assert "--wait=0" in words
+    done, _ = dry(script, "srun", f"exit {code}", **job, SLURM_RESTART_COUNT="20")
+    assert done.returncode == (0 if code == 42 else code)
 
 
-def test_jobset_has_the_fields_of_its_schema(jobset):
-    assert set(jobset) == {"network", "failurePolicy", "replicatedJobs"}
-    assert jobset["failurePolicy"]["maxRestarts"] > 0
-    for rule in jobset["failurePolicy"]["rules"]:
-        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
-        known = {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns"}
-        assert set(rule) <= known and set(rule["onJobFailureReasons"]) == {"PodFailurePolicy"}
-    (workers,) = jobset["replicatedJobs"]
-    job = workers["template"]["spec"]
-    assert job["completionMode"] == "Indexed" and job["parallelism"] == job["completions"]
-    pod = job["template"]["spec"]
-    assert (job["backoffLimit"], pod["terminationGracePeriodSeconds"]) == (0, 180)
-    assert pod["restartPolicy"] == "Never"  # podFailurePolicy is allowed with no other
-    (container,) = pod["containers"]
-    assert container["command"] == ["python", "-m", "hsvit_jax.main"]
-    assert "google.com/tpu" in container["resources"]["limits"]
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    for rule in job["podFailurePolicy"]["rules"]:
-        codes = rule["onExitCodes"]
-        assert (rule["action"], codes["operator"]) == ("FailJob", "In")
-        assert codes["containerName"] == container["name"]
-        assert codes["values"] == sorted(set(codes["values"]) - {0})
+def test_slurm_asks_for_what_saving_needs():
+    text = (LAUNCH / "slurm.sbatch").read_text()
+    options, _, _ = text.partition("\nset -euo")  # sbatch reads no further than a command
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", options, re.MULTILINE))
+    # To the steps: with B: it would go to the shell only.
+    assert {"requeue": "", "signal": "TERM@180", "open-mode": "append"}.items() <= asked.items()
+    # jax gives every task the one GPU with the task's local number
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
+
+
+def test_tpu_vm_runs_the_same_command_on_every_worker(dry, tmp_path):
+    """gcloud stands for a worker: it runs the command in a home folder here."""
+    checkout = tmp_path / "home" / "hsvit_jax"
+    program(checkout / ".venv" / "bin", "python", 'printf "%s\\n" "$$" "$@" > given')
+    worker = "for word; do case $word in --command=*) command=${word#--command=} ;; esac; done\n"
+    worker += 'cd "$OUT/home" && bash -c "$command"'
+    place = {"TPU_NAME": "my-tpu", "ZONE": "zone-1", "PROJECT": "p"}
+    done, asked = dry([LAUNCH / "tpu_vm.sh", "run", *FLAGS], "gcloud", worker, **place)
+    assert done.returncode == 0, done.stderr
+    assert asked[:5] == ["compute", "tpus", "tpu-vm", "ssh", "my-tpu"]
+    assert {"--zone=zone-1", "--project=p", "--worker=all"} <= set(asked)
+    pid, *given = words_of(checkout / "given")
+    assert (given, words_of(checkout / "run.pid")) == (PROGRAM, [pid])
+    done, asked = dry([LAUNCH / "tpu_vm.sh", "stop"], "gcloud", "exit 0", **place)
+    assert done.returncode == 0 and "--worker=0" in asked  # through one worker: all stop together
+    done, _ = dry([LAUNCH / "tpu_vm.sh", "run", "x"], "gcloud", **{**place, "ZONE": ""})
+    assert (done.returncode, "set ZONE" in done.stderr) == (2, True)
+
+
+def test_xpk_creates_a_workload(dry):
+    place = {"HSVIT_CLUSTER": "c", "HSVIT_TPU_TYPE": "v5litepod-16", "HSVIT_IMAGE": "hsvit:1"}
+    done, words = dry([LAUNCH / "xpk.sh", "my-run", *FLAGS], "xpk", **place)
+    assert done.returncode == 0, done.stderr
+    assert words[:2] == ["workload", "create"]
+    flags = dict(word[2:].split("=", 1) for word in words[2:])
+    assert shlex.split(flags.pop("command")) == ["python", *PROGRAM]
+    expected = {"workload": "my-run", "cluster": "c", "tpu-type": "v5litepod-16"}
+    expected |= {"docker-image": "hsvit:1", "restart-on-exit-codes": "75", "num-slices": "1"}
+    expected |= {"max-restarts": "20", "termination-grace-period-seconds": "180"}
+    assert flags == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "place"), [("1", "off"), ("3", "10.0.0.1:8476,3,2")], ids=["one", "several"]
+)
+def test_sky_gives_every_node_its_place(tmp_path, nodes, place):
+    sky = yaml.safe_load((LAUNCH / "sky.yaml").read_text())
+    assert sky["resources"]["job_recovery"] == {"recover_on_exit_codes": [42, 75]}
+    program(tmp_path / ".venv" / "bin", "python", 'printf "%s\\n" "$@" > given')
+    env = {
+        **{key: value or "" for key, value in sky["envs"].items()},
+        "HSVIT_FLAGS": "--config=c4a8:cifar100 --config.seed=1",
+        "SKYPILOT_NUM_NODES": nodes,
+        "SKYPILOT_NODE_RANK": "2",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
+    }
+    done = run(["bash", "-c", sky["run"]], env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = f"-m hsvit_jax.main --distributed={place} --workdir=/runs/c4a8-cifar100"
+    given += " --config=c4a8:cifar100 --config.seed=1"
+    assert words_of(tmp_path / "given") == given.split()
 
 
 def fate(jobset: dict, code: int) -> str:
@@ -116,83 +173,21 @@ def fate(jobset: dict, code: int) -> str:
         (130, "FailJobSet"),
     ],
 )
-def test_jobset_restarts_what_another_start_helps(jobset, code, action):
+def test_jobset_restarts_what_another_start_helps(code, action):
+    jobset = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())["spec"]
     assert fate(jobset, code) == action
 
 
-# --- serve_ray.yaml ---
-
-
-def test_ray_job_has_the_fields_of_its_schema():
-    """KubeRay's v1 API; each part has a worker that has room for no other."""
-    text = (LAUNCH / "serve_ray.yaml").read_text()
-    job, service = yaml.safe_load_all(text)
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    spec, counts = job["spec"], {"replicas", "minReplicas", "maxReplicas"}
-    known = {"submissionMode", "entrypoint", "backoffLimit", "shutdownAfterJobFinishes"}
-    assert set(spec) == {*known, "rayClusterSpec"} and spec["submissionMode"] == "HTTPMode"
-    cluster = spec["rayClusterSpec"]
-    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
-    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    assert set(head) | {"groupName", *counts} == set(workers)
-    assert set(head) == {"rayStartParams", "template"}
-    for group in (head, workers):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-    program, command, *words = spec["entrypoint"].split()
+def test_ray_job_starts_the_program_with_its_flags():
+    """Each part has a worker that has room for no other."""
+    job, _ = yaml.safe_load_all((LAUNCH / "serve_ray.yaml").read_text())
+    program, command, *words = job["spec"]["entrypoint"].split()
     given = dict(word.split("=", 1) for word in words if word.startswith("--"))
-    assert program == "hsvit" and set(given) <= {
-        f"--{name}" for name in cli.make_flags(COMMANDS[command].flags)
-    }
-    assert {workers[key] for key in counts} == {int(given["--parts"])}
+    known = {f"--{name}" for name in cli.make_flags(COMMANDS[command].flags)}
+    assert program == "hsvit" and set(given) <= known
+    (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == int(given["--parts"])
     assert workers["rayStartParams"]["num-cpus"] == given["--part_cpus"]
-    labels = head["template"]["metadata"]["labels"]
-    (container,) = head["template"]["spec"]["containers"]
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert [port["port"] for port in service["spec"]["ports"]] == [int(given["--port"])]
-    assert "ports" not in container  # else KubeRay's head service lacks the dashboard's port
-
-
-# --- sky.yaml ---
-
-
-@pytest.fixture(scope="module")
-def sky() -> dict:
-    """The SkyPilot task."""
-    return yaml.safe_load((LAUNCH / "sky.yaml").read_text())
-
-
-def test_sky_has_the_fields_of_its_schema(sky):
-    known = {"name", "workdir", "num_nodes", "resources", "envs", "file_mounts", "setup", "run"}
-    assert set(sky) == known
-    recovery = {"recover_on_exit_codes": [42, 75]}
-    assert {"use_spot": True, "job_recovery": recovery}.items() <= sky["resources"].items()
-    (mount,) = sky["file_mounts"].values()
-    assert mount == {"source": "${HSVIT_BUCKET}", "mode": "MOUNT_CACHED"}
-    assert sky["envs"]["HSVIT_BUCKET"] is None  # must be given
-    for part in ("setup", "run"):
-        assert run(["bash", "-n", "-c", sky[part]]).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("nodes", "place"), [("1", "off"), ("3", "10.0.0.1:8476,3,2")], ids=["one", "several"]
-)
-def test_sky_gives_every_node_its_place(sky, tmp_path, nodes, place):
-    program(tmp_path / ".venv" / "bin", "python", 'printf "%s\\n" "$@" > given')
-    env = {
-        **{key: value or "" for key, value in sky["envs"].items()},
-        "HSVIT_FLAGS": "--config=c4a8:cifar100 --config.seed=1",
-        "SKYPILOT_NUM_NODES": nodes,
-        "SKYPILOT_NODE_RANK": "2",
-        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
-    }
-    done = run(["bash", "-c", sky["run"]], env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    given = f"-m hsvit_jax.main --distributed={place} --workdir=/runs/c4a8-cifar100"
-    given += " --config=c4a8:cifar100 --config.seed=1"
-    assert words_of(tmp_path / "given") == given.split()
-
-
-# --- colab.ipynb ---
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Every file of reference vectors: its network, its tensors back, and a training step."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 from support import convnet_files
 
 from hsvit_jax import config as configs
-from hsvit_jax.commands import convert
-from hsvit_jax.weights import torch
+from hsvit_jax.weights import files, read, torch
+from hsvit_jax.weights.convert import convert
 
 GOLDENS = sorted(path.stem for path in Path(__file__).parents[1].glob("golden/*.npz"))
 #: With gradients → the part that is frozen in their step.
@@ -25,23 +24,20 @@ COMPUTED = re.compile(r"num_batches_tracked$|attention_bias_idxs$")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in GOLDENS]
 )
-def test_a_file_becomes_the_network_and_comes_back(name, golden_dir, tmp_path, monkeypatch):
+def test_a_file_becomes_the_network_and_comes_back(name, golden_dir, tmp_path):
     """Logits to 1e-9, or to 1e-6 with rotary positions, whose table is float32; and every tensor
     under the authors' names again, but those of the library's version 5, which are renamed."""
-    compared, compare = [], convert._compare
-    monkeypatch.setattr(convert, "_compare", lambda *x: compared.extend(x) or compare(*x))
-    report = convert.convert_file(golden_dir / f"{name}.npz", tmp_path / "out")
-    _, network, params, stats, tensors, _ = compared
-    with np.load(golden_dir / f"{name}.npz") as golden:
-        description = json.loads(golden["config"].item())
-    assert report["parameters"] == description["n_params"]
+    report = convert(golden_dir / f"{name}.npz", tmp_path / "out")
+    tensors, about = files.read(golden_dir / f"{name}.npz")
+    found = read.read(golden_dir / f"{name}.npz", tensors, about)
+    assert report["parameters"] == about["n_params"]
     tolerance = 1e-6 if name == "vix-viprope" else 1e-9
     assert report["max_abs_error"] <= tolerance * report["max_abs_logit"]
     written = configs.from_json((tmp_path / "out" / "config.json").read_text()).model
-    expected = "deit" if "deit" in name else torch.family_of(description).name
+    expected = "deit" if "deit" in name else torch.family_of(about).name
     assert (written.family, written.variant) == (expected, "custom")
     if "v5keys" not in name:
-        ours = torch.table(expected).dump(params, stats, network)
+        ours = torch.table(expected).dump(*found[:3])
         ours = {key: tensor for key, tensor in ours.items() if not COMPUTED.search(key)}
         wanted = {key for key in tensors if key in ours or key.endswith((".weight", ".bias"))}
         assert set(ours) == {key for key in wanted if "/" not in key} and len(ours) > 10

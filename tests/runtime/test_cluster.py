@@ -1,14 +1,11 @@
 """Which job a process belongs to, from flags and simulated environments; nothing is started here
 but ports that do not answer. Real processes: test_processes.py."""
 
+import contextlib
 import socket
-import subprocess
-import sys
-import threading
-import types
 
 import pytest
-from support.processes import environment, free_port, script
+from support.processes import free_port, script
 
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.train import loop
@@ -28,7 +25,6 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "JAX_COORDINATOR_PORT": "1234",
 }
 PODS = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
 
@@ -38,7 +34,8 @@ def around(monkeypatch):
     """Sets the variables of a scheduler, where there were none."""
 
     def put(variables):
-        for name in (*SLURM, *OPEN_MPI, *PODS, "CUDA_VISIBLE_DEVICES"):
+        others = ("CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TPU_WORKER_HOSTNAMES")
+        for name in (*SLURM, *OPEN_MPI, *PODS, *others, "TPU_PROCESS_ADDRESSES"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -51,33 +48,32 @@ def around(monkeypatch):
     ("variables", "expected"),
     [
         ({}, None),  # a laptop
-        # Port: 61440 + the job's number modulo 4096, as jax has it.
-        (SLURM, ("node007:61441", 6, 3, [1])),
-        (SLURM | {"SLURM_NODEID": "2"}, ("node007:61441", 6, 3, None)),  # alone on its host
-        (SLURM | {"JAX_COORDINATOR_PORT": "1234"}, ("node007:1234", 6, 3, [1])),
-        (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, ("node007:61441", 6, 3, [1])),
-        (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, ("node007:61441", 6, 3, None)),  # --gpus-per-task
+        (SLURM, (6, 3, [1], "slurm")),
+        (SLURM | {"SLURM_NODEID": "2"}, (6, 3, [], "slurm")),  # alone on its host
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, (6, 3, [1], "slurm")),
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, (6, 3, [], "slurm")),  # --gpus-per-task
+        (SLURM | {"JAX_LOCAL_DEVICE_IDS": "0"}, (6, 3, None, "slurm")),
         (SLURM | {"SLURM_NTASKS": "1"}, None),
+        (SLURM | {"SLURM_NTASKS": "1", "PMI_SIZE": "1"}, None),
         ({k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"}, None),  # without srun
-        (OPEN_MPI, ("10.96.0.1:1234", 2, 1, None)),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ("10.96.0.1:1234", 2, 1, [0])),
+        (OPEN_MPI, (2, 1, [], "ompi")),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (2, 1, [0], "ompi")),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),  # a notebook in a pod
     ],
 )
 def test_schedulers(around, variables, expected):
     around(variables)
-    assert cluster.find("auto") == expected
+    assert cluster.find("auto") == (expected and cluster.Job(None, *expected))
     assert cluster.find("off") is None
 
 
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
-        (
-            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},  # and no address
-            r"--distributed=host:port,\$OMPI_COMM_WORLD_SIZE",
-        ),
+        # Open MPI 5 and MPICH name no address.
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, r"--distributed=host:port,\$OMPI_COMM_WORLD_SIZE"),
+        ({"PMI_SIZE": "2"}, r"--distributed=host:port,\$PMI_SIZE,\$PMI_RANK"),
         (PODS, r"install jax\[k8s\]"),
     ],
 )
@@ -88,69 +84,48 @@ def test_jobs_that_cannot_be_counted(around, monkeypatch, variables, told):
         cluster.find("auto")
 
 
-def scheduler(name, **answers):
-    """One of jax's cluster classes, found by its name."""
-    methods = {key: staticmethod(lambda *a, _v=value, **k: _v) for key, value in answers.items()}
-    return type(name, (), methods)
-
-
-@pytest.mark.parametrize("name", ["GceTpuCluster", "GkeTpuCluster", "K8sCluster"])
-@pytest.mark.parametrize("count", [1, 4])
-def test_pods(around, monkeypatch, name, count):
-    answers = {
-        "is_env_present": True,
-        "get_process_count": count,
-        "get_process_id": 2,
-        "get_coordinator_address": "worker-0:8476",
-    }
-    others = [c for c in cluster.clusters.ClusterEnv._cluster_types if c.__name__ != name]
-    monkeypatch.setattr(
-        cluster.clusters.ClusterEnv, "_cluster_types", [*others, scheduler(name, **answers)]
-    )
-    if name == "K8sCluster" or count == 1:  # a slice of one host may be an indexed job too
-        around(PODS)
-    if name == "K8sCluster":
-        monkeypatch.setitem(sys.modules, "kubernetes", types.ModuleType("kubernetes"))
-        monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: name)
-    expected = None if count == 1 else ("worker-0:8476", 4, 2, None)
+@pytest.mark.parametrize(
+    ("variables", "tpu", "expected"),
+    [
+        (PODS, False, cluster.Job()),
+        ({}, True, cluster.Job()),  # whose metadata server knows
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True, cluster.Job()),
+        ({"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, True, cluster.Job()),
+        (PODS | {"TPU_WORKER_HOSTNAMES": "a"}, True, None),  # a slice of one host
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, False, None),
+    ],
+)
+def test_pods(around, monkeypatch, variables, tpu, expected):
+    around(variables)
+    monkeypatch.setattr(cluster, "_has_tpu", lambda: tpu)
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: name)
     assert cluster.find("auto") == expected
 
 
 def test_a_job_that_cannot_be_read(monkeypatch):
     """As of a metadata server that does not answer, or an account without rights."""
 
-    def unreachable():
+    def unreachable(*_, **__):
         raise ConnectionError(f"metadata.google.internal\n{'said ' * 60}\nstart the server")
 
-    kind = scheduler("GkeTpuCluster", is_env_present=True)
-    kind.get_process_count = staticmethod(unreachable)
-    others = [c for c in cluster.clusters.ClusterEnv._cluster_types if c.__name__ != kind.__name__]
-    monkeypatch.setattr(cluster.clusters.ClusterEnv, "_cluster_types", [*others, kind])
-    with pytest.raises(ValueError, match=r"GkeTpu job.*ConnectionError: metadata.*server\).*=off"):
-        cluster.find("auto")
+    monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(cluster.jax.distributed, "initialize", unreachable)
+    with pytest.raises(ValueError, match=r"ConnectionError: metadata.*server\).*=off"):
+        cluster.start(cluster.Job())
 
 
 def test_explicit_places():
-    assert cluster.find("10.0.0.1:8476,4,3") == ("10.0.0.1:8476", 4, 3, None)
+    assert cluster.find("10.0.0.1:8476,4,3")[:4] == ("10.0.0.1:8476", 4, 3, None)
     assert cluster.find("[fe80::1]:99,2,0").address == "[fe80::1]:99"
     assert cluster.find("host:8476,1,0") is None
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("on", "expected auto, off or host:port,n,i"),
-        ("host,2,0", "expected auto, off or host:port,n,i"),
-        ("host:80,2", "expected auto, off or host:port,n,i"),
-        ("host:80,2,-1", "expected auto, off or host:port,n,i"),
-        ("host:80,2,2", "process 2 of 2; they are numbered from 0"),
-        ("host:80,0,0", "process 0 of 0"),
-        ("host:0,2,1", "port 0, expected 1 to 65535"),
-        ("host:70000,2,1", "port 70000"),
-    ],
-)
-def test_malformed_places(setting, words):
-    with pytest.raises(ValueError, match=f"--distributed={setting}.*{words}"):
+WRONG = "on host,2,0 host:80,2 host:80,2,-1 host:80,2,2 host:80,0,0 host:0,2,1 host:70000,2,1"
+
+
+@pytest.mark.parametrize("setting", WRONG.split())
+def test_malformed_places(setting):
+    with pytest.raises(ValueError, match=f"--distributed={setting}: expected auto, off or host"):
         cluster.find(setting)
 
 
@@ -161,16 +136,6 @@ def untouched(monkeypatch):
     monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
 
 
-def test_a_process_0_that_does_not_answer(untouched, monkeypatch, capfd):
-    monkeypatch.setattr(cluster.os, "_exit", sys.exit)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound, but not listening
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(SystemExit, match="75"):
-            cluster.start(cluster.Job(address, 2, 1), timeout=0.0)
-    assert f"process 0 does not answer at {address} after 0 s" in capfd.readouterr().err
-
-
 def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
     def devices():
         raise RuntimeError("[enforce fail at third_party/gloo/gloo/transport/tcp/device.cc:99]")
@@ -179,31 +144,57 @@ def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
     monkeypatch.setattr(cluster.jax, "devices", devices)
     monkeypatch.setattr(coordination, "install_excepthook", lambda: None)
     monkeypatch.setattr(coordination, "check_count", lambda *_: None)
+    monkeypatch.setattr(coordination, "count", lambda: 2)
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ValueError, match=r"add a line to /etc/hosts, '127\.0\.0\.1 nameless'"):
         cluster.start(cluster.Job(address, 2, 0))
 
 
+JOIN = """
+import sys
+import jax
+from hsvit_jax.runtime import cluster, coordination
+job = cluster.find("auto") or cluster.Job(None, 1, 0, [], "slurm")
+cluster.start(job)
+print(coordination.from_lead(str(coordination.index())), jax.process_count(), coordination.count())
+sys.exit(coordination.leave(0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_tasks_of_slurm_find_each_other(count):
+    """By jax's public detection; where it finds a job of one, the process stays alone."""
+    place = {"SLURM_STEP_NODELIST": "127.0.0.1", "JAX_COORDINATOR_PORT": str(free_port())}
+    place |= {"SLURM_NTASKS": str(count), "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+    with contextlib.ExitStack() as stack:
+        tasks = [
+            stack.enter_context(script(JOIN, **SLURM | place | {"SLURM_PROCID": str(i)}))
+            for i in range(count)
+        ]
+        ends = [task.communicate(timeout=300) for task in tasks]
+    assert [out for out, _ in ends] == [f"0 {count} {count}\n"] * count, ends
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("timeout", "code", "told"),
+    ("index", "timeout", "code", "told"),
     [
-        (1.0, 75, "process 0 of 2 waited 1 s for the others: start all"),
-        (50.0, 42, "stopped by SIGTERM before the other processes came"),
+        (0, 1.0, 75, "process 0 of 2 waited 1 s for the others: start all"),
+        (1, 1.0, 75, "process 1 of 2 waited 1 s for process 0 at 127.0.0.1:"),
+        (0, 50.0, 42, "stopped by SIGTERM before the other processes came"),
     ],
 )
-def test_a_job_that_does_not_become_complete(timeout, code, told):
-    """Its process 0 ends by itself, and at a signal while jax waits in C++."""
-    address = f"127.0.0.1:{free_port()}"
-    start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout={timeout})"
+def test_a_job_that_does_not_become_complete(index, timeout, code, told):
+    """A process ends by itself, and at a signal while jax waits in C++."""
+    job = f'cluster.Job("127.0.0.1:{free_port()}", 2, {index}, scheduler="deactivate")'
     signalled = "import os, threading; threading.Timer(5, os.kill, [os.getpid(), 15]).start()"
-    words = f"{signalled}; from hsvit_jax.runtime import cluster; {start}"
-    done = subprocess.run(
-        [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=45
-    )
-    assert done.returncode == code, done.stderr
-    assert told in done.stderr
+    start = f"cluster.start({job}, timeout={timeout})"
+    with script(f"{signalled}; from hsvit_jax.runtime import cluster; {start}") as process:
+        errors = process.communicate(timeout=45)[1]
+    assert process.returncode == code, errors
+    assert told in errors
 
 
 def test_an_abort_by_jax_ends_as_a_stall_does():
@@ -221,22 +212,11 @@ def test_an_abort_by_jax_ends_as_a_stall_does():
     assert errors == "jax has ended this process, as it says above: start all again\n"
 
 
-def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
-    """By a stranger, who answers: process 0 tells process 1, which would wait for five minutes."""
-    ended, codes = threading.Event(), []
-    monkeypatch.setattr(cluster.os, "_exit", lambda code: (codes.append(code), ended.set()))
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        address = f"127.0.0.1:{port}"
-        other = threading.Thread(target=cluster._await_refusal, args=(address, ended))
-        other.start()
+def test_a_port_that_is_taken(untouched):
+    with socket.create_server(("", 0)) as stranger:
+        port = stranger.getsockname()[1]
         with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
-            cluster.start(cluster.Job(address, 2, 0))
-        other.join(60)
-    assert codes == [1]
-    assert capfd.readouterr().err == f"process 0 cannot listen at {address}, as it says itself\n"
+            cluster.start(cluster.Job(f"127.0.0.1:{port}", 2, 0))
 
 
 def test_nobody_is_past_the_step_at_which_all_stop():

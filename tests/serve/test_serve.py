@@ -1,7 +1,6 @@
 """Serving: answers are predict's, mistakes get a sentence, and nothing is compiled under load."""
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -116,9 +115,10 @@ def test_a_part_that_was_lost_in_training_has_no_vote():
 def test_maps_lie_where_their_towers_look():
     """Eight groups of four towers, each of which sees a quarter of the image."""
     seen = views.Groups(np.ones((8, 1, 1, 2)), np.arange(1, 9)[:, None])
-    config = ml_collections.ConfigDict({"model": {"towers": 4, "tiles": (2, 2)}})
     classifier = types.SimpleNamespace(
-        config=config, explain=lambda _: [views.Views(np.zeros(1), groups=seen)]
+        config=ml_collections.ConfigDict({"model": {"tiles": (2, 2)}}),
+        model=types.SimpleNamespace(units=4),
+        explain=lambda _: [views.Views(np.zeros(1), groups=seen)],
     )
     first, *groups = (one["rows"] for one in app.maps(classifier, np.zeros((2, 4, 1), np.uint8)))
     sums = np.repeat([[3, 7], [11, 15]], 2, 1)
@@ -274,13 +274,13 @@ def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
             await asyncio.sleep(30)
 
         async def empty(self, images):
-            return votes.Ballot(ballot.cls_VPBD * 0, (None,) * 8)
+            return ballot._replace(milliseconds_P=(None,) * 8)
 
         async def failing(self, images):
             raise RuntimeError("out of memory")
 
         async def endless(self, images):
-            return dataclasses.replace(ballot, cls_VPBD=ballot.cls_VPBD * np.nan)
+            return ballot._replace(cls_VPBD=ballot.cls_VPBD * np.nan)
 
         for vote, status in ((failing, 500), (endless, 500), (empty, 503), (late, 503)):
             with monkeypatch.context() as patch:
@@ -448,10 +448,9 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             monkeypatch.setenv("HSVIT_TOKEN", token)
             assert main.main([*here, "--host=0.0.0.0"]) == code
             assert ("token is empty" in capsys.readouterr().err) == (code == 2)
-    with server.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
-        second = server.bound("127.0.0.1", first.getsockname()[1])
-        with pytest.raises(ValueError, match="in use; choose another --port"):
-            second.__enter__()
+    first = server.bound("127.0.0.1", 0)  # as two servers that start at one time
+    with first, pytest.raises(ValueError, match="choose another --port"):
+        server.bound("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.fixture

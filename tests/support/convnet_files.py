@@ -19,7 +19,7 @@ def read(path):
     given = description.get("patched_or_fixed", {}) | description["constructor"]
     family = torch.family_of(description)
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
-    settings, data = torch.torch_settings(family, weights, given)
+    settings, data = torch.sections(family, weights, given)
     network = torch_files.build(settings, data)
     return tensors, network, *torch.table(family.name).load(weights, network), family, description
 

@@ -12,11 +12,13 @@ $READS-<process>. none: as it is.
 """
 
 import dataclasses
+import importlib
 import os
 import resource
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +54,18 @@ def before(owner: Any, name: str, act: Callable[..., object]) -> None:
     setattr(owner, name, faulty)
 
 
+def preparation() -> types.ModuleType:
+    """The module whose name its function has in `hsvit_jax.train`."""
+    return importlib.import_module("hsvit_jax.train.prepare")
+
+
 def arrange(twist: str, processes: set[int], step: int) -> None:
     """Arranges for the fault."""
     import jax
     from orbax.checkpoint import JsonCheckpointHandler
 
     from hsvit_jax.runtime import coordination
-    from hsvit_jax.train import elastic, loop, run
+    from hsvit_jax.train import elastic, loop
 
     coordination.SILENCE = int(os.environ.get("SILENCE", coordination.SILENCE))
     kind, _, place = twist.partition("_")
@@ -84,7 +91,7 @@ def arrange(twist: str, processes: set[int], step: int) -> None:
     elif place == "testing":
         before(loop.Loop, "evaluate", lambda self, state, split, *_: strike(split == "test"))
     elif place == "loading":
-        before(run, "load_data", lambda *_, **__: strike())
+        before(preparation(), "load_data", lambda *_, **__: strike())
     else:
         oldest = "process_oldest_step"
         before(loop.Loop, oldest, lambda self: strike(self.pending[0][0] == step))
@@ -94,8 +101,6 @@ def stream() -> None:
     """Replaces the data, and notes which training images are read."""
     import jax
     from small_runs import small_dataset
-
-    from hsvit_jax.train import run
 
     dataset = small_dataset(streamed=True)
     read = dataset.train.read
@@ -107,7 +112,7 @@ def stream() -> None:
 
     train = dataclasses.replace(dataset.train, read=noted)
     dataset = dataclasses.replace(dataset, train=train)
-    run.load_data = lambda *_, **__: dataset
+    preparation().load_data = lambda *_, **__: dataset
 
 
 if __name__ == "__main__":

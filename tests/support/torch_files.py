@@ -2,8 +2,6 @@
 
 import types
 
-import numpy as np
-
 from hsvit_jax import config as configs
 from hsvit_jax import models, train
 from hsvit_jax.weights import torch
@@ -38,7 +36,7 @@ def fake_torch(load):
 
 def settings(family, tensors, given):
     """Sections `model` and `data` that a file tells."""
-    return torch.torch_settings(models.FAMILIES[family], tensors, given)
+    return torch.sections(models.FAMILIES[family], tensors, given)
 
 
 def build(model, data):
@@ -60,18 +58,3 @@ def listing(family, network):
 def load(family, tensors, network):
     """(params, stats) of a file."""
     return torch.table(family).load(tensors, network)
-
-
-def variant_of_shapes(family, variant, side=224, tables=None, **given):
-    """The name that the shapes of a variant's file give it, with what its constructor may add.
-
-    The image's size is an option, which says more than the constructor. tables: more tensors.
-    """
-    record = models.FAMILIES[family]
-    sizes = {"image_size": (side, side), "channels": 3, "num_classes": 1000}
-    entries = listing(family, record.build(record.settings(variant), **sizes))
-    tensors = {entry.key: np.broadcast_to(np.float32(0), entry.shape) for entry in entries}
-    given = {"img_size": side // 2, **given, "image_size": side}
-    model, data = settings(family, tensors | (tables or {}), given)
-    assert data == sizes
-    return model["variant"]

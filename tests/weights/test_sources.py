@@ -12,7 +12,7 @@ from support import small_runs
 
 from hsvit_jax import data, train
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import release, sources
+from hsvit_jax.weights import read, release, sources
 from hsvit_jax.weights.stored import stored_network
 
 COMMIT = hashlib.sha1(b"one").hexdigest()
@@ -181,8 +181,8 @@ def test_a_home_that_nobody_has():
 
 def test_a_stem_that_reads_blue_first():
     tensors = {"stem": np.arange(24.0).reshape(2, 3, 2, 2), "deep": np.ones((4, 2, 1, 1))}
-    turned = init_from._red_first(tensors)
+    turned = read.red_first(tensors)
     np.testing.assert_array_equal(turned["stem"][:, 0], tensors["stem"][:, 2])
     assert turned["deep"] is tensors["deep"]
     with pytest.raises(ValueError, match="0 convolutions read three channels"):
-        init_from._red_first({"deep": tensors["deep"]})
+        read.red_first({"deep": tensors["deep"]})

@@ -59,8 +59,10 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             found = datasets.load_dataset(path, config, **where)
     except Exception as error:  # of the network, of the disk, of any reader that it has
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        name = name.removesuffix(f":{config}")
-        raise ValueError(f"hf={name}:CONFIG chooses a configuration; {reason}") from None
+        whole = name.removesuffix(f":{config}")
+        raise ValueError(
+            f"hf={name} cannot be read: {reason}; hf={whole}:CONFIG chooses a configuration"
+        ) from None
     found = found if isinstance(found, dict) else {"train": found}
     parts = {
         part: found[next(name for name in names if name in found)]

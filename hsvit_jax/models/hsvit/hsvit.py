@@ -31,6 +31,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
+from hsvit_jax.models.hsvit import votes
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.sizes import (
     KEYS,
@@ -49,14 +50,10 @@ from hsvit_jax.models.network import (
     grid_of,
 )
 from hsvit_jax.ops import normalise
-from hsvit_jax.ops.dropout import dropout_scale
 
 __all__ = ["FAMILY", "VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides"]
 
 Array = jax.Array
-
-#: Stream of group dropout's masks; the embedding's is 0, attention block i's is i + 1.
-_VOTES = 1 << 20
 
 
 class Head(nnx.Module):
@@ -73,56 +70,6 @@ class Head(nnx.Module):
         return self.linear(normalise.layer_norm(cls_BD, scale_1D, bias_1D))
 
 
-def average_votes(
-    c: HSViTConfig,
-    context: ForwardContext,
-    cls_GBD: Array,
-    group_ids_G: Array,
-    vote_G: Array | None,
-) -> Array:
-    """The average pooling of all devices' CLS tokens (sections 3.1 and 3.2): (B, D).
-
-    Learned weights of the groups in the average are divided by their share of all groups' absolute
-    weights.
-
-    Args:
-        context: votes_G are weights of the groups, 0 for a lost one.
-        cls_GBD: CLS tokens of this device's groups.
-        group_ids_G: their numbers among all c.groups.
-        vote_G: their learned weights; None for the plain average.
-    """
-    if vote_G is not None:
-        cls_GBD = layers.multiply(cls_GBD, vote_G[:, None, None])
-    if context.votes_G is None and (context.key_words is None or not c.group_dropout):
-        total_BD = context.shard.sum(cls_GBD)
-        return total_BD / c.groups if vote_G is None else total_BD
-    weights_GB = _group_weights(c, context, cls_GBD)
-    if vote_G is None:
-        total_BD = context.shard.sum(cls_GBD * weights_GB[group_ids_G][:, :, None])
-        return total_BD / weights_GB.sum(0)[:, None]
-    magnitude_G = jnp.abs(context.shard.all_gather(vote_G, 0))
-    share_B = (weights_GB * magnitude_G[:, None]).sum(0) / magnitude_G.sum()
-    share_B = jnp.where(share_B > 0, share_B, 1)  # every remaining group has weight 0
-    weights_GB = (weights_GB[group_ids_G] / share_B[None]).astype(cls_GBD.dtype)
-    return context.shard.sum(cls_GBD * weights_GB[:, :, None])
-
-
-def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> Array:
-    """The weights of all c.groups in each example's average (G, B), 0 for lost and dropped groups.
-
-    An example that would lose every group by group dropout keeps all.
-    """
-    weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
-    if context.votes_G is not None:
-        weights_GB *= jnp.asarray(context.votes_G, cls_GBD.dtype)[:, None]
-    if context.key_words is not None and c.group_dropout:
-        groups, examples = jnp.arange(c.groups)[:, None], context.example_ids_B[None]
-        counters = (*context.key_words, _VOTES, groups, examples)
-        kept_GB = weights_GB * (dropout_scale(counters, weights_GB.shape, c.group_dropout) > 0)
-        weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
-    return weights_GB
-
-
 class HSViT(Network):
     """One trunk, whose kernels all groups share (section 3.1), as in the authors' code.
 
@@ -136,6 +83,7 @@ class HSViT(Network):
             a key.
         splits: 'groups' where a group reads others by `GroupShard` alone; see `Network`.
         independent: whether a group reads nothing of another one.
+        silent: numbers of groups without a vote, see `silencing`.
     """
 
     trunk_module: type[nnx.Module] = Trunk
@@ -143,6 +91,7 @@ class HSViT(Network):
     head_module: type[nnx.Module] = Head
     splits = "groups"
     independent = True
+    silent: frozenset[int] = frozenset()
     whitens = True
 
     def __init_subclass__(cls) -> None:
@@ -156,7 +105,7 @@ class HSViT(Network):
         super().__init__(config, dtype)
         if not config.groups:
             self.splits = None
-        self.voters = config.groups if self.independent else 0
+        self.voters = self.units = config.groups if self.independent else 0
         if self.splits:
             self.group_axis_limit = config.groups
             if config.trunk == "sharded":
@@ -203,6 +152,17 @@ class HSViT(Network):
             raise ValueError("a network with model.votes='learned' cannot lose groups in training")
         return super().without(lost)
 
+    def silencing(self, lost: Collection[int]) -> "HSViT":
+        """This network with a weight of 0 for the votes of these groups or towers."""
+        silenced, left = copy.copy(self), self.without(lost).group_ids()
+        silenced.silent = frozenset(range(self.config.groups)) - frozenset(left.tolist())
+        return silenced
+
+    def resized(self, **sizes: Any) -> Network:
+        resized = super().resized(**sizes)
+        resized.silent = self.silent
+        return resized
+
     def group_ids(self) -> np.ndarray:
         """Ascending numbers of the attention groups that are not lost, nor their towers."""
         per_unit = self.config.groups // max(self.group_axis_limit + len(self.lost), 1)
@@ -245,7 +205,7 @@ class HSViT(Network):
                     "mesh.aggregate='ordered' computes each attention group by itself, and those "
                     f"of {type(self).__name__} read each other: set 'psum'"
                 )
-            return self._group_by_group(bound.params("groups"), z_BGTD, context, group_ids_G)
+            return self._group_by_group(bound.trees("groups")[0], z_BGTD, context, group_ids_G)
         return bound["groups"](z_BGTD, context, group_ids_G)
 
     def _group_by_group(
@@ -271,45 +231,52 @@ class HSViT(Network):
         return bound["trunk"](images_BHWC, context, kernels, first_token)
 
     def cls_tokens(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+        self, bound: BoundModules, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         """CLS tokens (G, B, D) of this device's groups, and new statistics."""
-        bound = self.bind(params, stats)
         return self.group_cls(bound, images_BHWC, context), bound.stats()
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
-        if not self.config.groups:
+        """CLS = 1/K · Σ_k z_k[0] of all devices' groups, logits = FC(LN(CLS))."""
+        c, bound = self.config, self.bind(params, stats)
+        if not c.groups:
             cls_BD = self.channel_tokens(bound, images_BHWC, context, UNSHARDED, 0).mean(1)
             return bound["head"](cls_BD), bound.stats()
-        cls_GBD, stats = self.cls_tokens(params, stats, images_BHWC, context)
-        groups = params.get("towers", params)["groups"]
-        return self.vote(bound["head"], groups, cls_GBD, context), stats
-
-    def vote(
-        self, head: nnx.Module, groups: dict, cls_GBD: Array, context: ForwardContext
-    ) -> Array:
-        """CLS = 1/K · Σ_k z_k[0] of all devices' CLS tokens, logits = FC(LN(CLS)).
-
-        Args:
-            groups: parameters of this device's groups, their learned votes among them.
-            cls_GBD: CLS tokens of this device's groups after self-attention.
-        """
-        ids_G, count = self.group_ids(), self.config.groups
-        if self.lost:
-            votes_G = jnp.ones(count) if context.votes_G is None else context.votes_G
-            lost = jnp.array(sorted({*range(count)} - {*ids_G.tolist()}))
-            context = dataclasses.replace(context, votes_G=votes_G.at[lost].set(0.0))
-        vote_G = groups["vote"].reshape(-1) if "vote" in groups else None
-        own_G = context.shard.slice(jnp.asarray(ids_G), 0)
-        cls_BD = average_votes(self.config, context, cls_GBD, own_G, vote_G)
+        cls_GBD, stats = self.cls_tokens(bound, images_BHWC, context)
+        ids_G = self.group_ids()
+        silent = self.silent | {*range(c.groups)} - {*ids_G.tolist()}
+        weights_GB = votes.weights(cls_GBD, c.groups, silent, c.group_dropout, context)
+        if weights_GB is not None and self.lost:
+            weights_GB = weights_GB[ids_G]
+        cls_BD = votes.average(cls_GBD, weights_GB, self.learned(params), context.shard)
         g, batch, d = cls_GBD.shape  # and of each group's CLS token alone
+        head = bound["head"]
         context.call_hook(
             "votes", lambda: head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
         )
-        return head(cls_BD)
+        return head(cls_BD), stats
+
+    def learned(self, params: dict) -> Array | None:
+        """The learned weights of the groups in `params`; None for the plain average."""
+        vote = self.body(params)["groups"].get("vote")
+        return None if vote is None else vote.reshape(-1)
+
+    def terms(self, params: dict, stats: dict, images_BHWC: Array) -> Array:
+        """Each group's CLS token times its weight, in evaluation: the terms (G, B, D) of a `tally`.
+
+        They are float32 at least.
+        """
+        x_BHWC = images_BHWC.astype(self.dtype)
+        context = ForwardContext(False, None, jnp.arange(x_BHWC.shape[0]))
+        cls_GBD = self.cls_tokens(self.bind(params, stats), x_BHWC, context)[0]
+        cls_GBD = cls_GBD.astype(jnp.promote_types(cls_GBD.dtype, jnp.float32))
+        if (vote_G := self.learned(params)) is not None:
+            cls_GBD *= vote_G[:, None, None]
+        if self.silent:
+            cls_GBD *= np.array([[[g not in self.silent]] for g in self.group_ids()])
+        return cls_GBD
 
     def saved_multiply_adds(self) -> dict[str, int]:
         """The last attention block's, which `forward` computes for the CLS token alone."""
@@ -334,7 +301,8 @@ class TowerHSViT(HSViT):
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
-        self.tower, self.group_axis_limit = HSViT(config.tower, dtype), config.towers
+        self.tower = HSViT(config.tower, dtype)
+        self.group_axis_limit = self.units = config.towers
         for kind, shapes in self.tower.shapes.items():
             self.shapes[kind] |= {
                 ("towers", *path): (config.towers, *shape)
@@ -347,6 +315,13 @@ class TowerHSViT(HSViT):
 
     def body(self, tree: dict) -> dict:
         return tree["towers"]
+
+    @staticmethod
+    def of_one(tree: dict) -> dict:
+        """The tree of a network with one tower, from that of a network without towers."""
+        inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
+        outside = {part: tree[part] for part in tree if part not in inside}
+        return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -373,7 +348,7 @@ class TowerHSViT(HSViT):
         return {**params, "towers": towers}, {**stats, "towers": tower_stats}
 
     def cls_tokens(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+        self, bound: BoundModules, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         """CLS tokens (G, B, D) of this device's towers' groups, and new statistics."""
         tower_ids_K = context.shard.slice(self.surviving(), 0)
@@ -381,20 +356,20 @@ class TowerHSViT(HSViT):
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
             tower_params, tower_stats, number = tower
-            bound = self.tower.bind(tower_params, tower_stats)
+            modules = self.tower.bind(tower_params, tower_stats)
             first_group = number * self.tower.config.groups
             tile_BHWC = self.tile(images_BHWC, number)
-            cls_GBD = self.tower.group_cls(bound, tile_BHWC, tower_context, first_group)
-            return cls_GBD, bound.stats()
+            cls_GBD = self.tower.group_cls(modules, tile_BHWC, tower_context, first_group)
+            return cls_GBD, modules.stats()
 
-        towers = (params["towers"], stats["towers"], tower_ids_K)
+        towers = (*bound.trees("towers"), tower_ids_K)
         # A loop would be compiled differently, and a hook's arrays could not leave it.
         if len(tower_ids_K) == 1 or context.shard.ordered or context.hook is not None:
             each = [jax.tree.map(lambda x, k=k: x[k], towers) for k in range(len(tower_ids_K))]
             cls, tower_stats = jax.tree.map(lambda *x: jnp.stack(x), *map(run, each))
         else:
             cls, tower_stats = jax.lax.map(run, towers)
-        return cls.reshape(-1, *cls.shape[2:]), {**stats, "towers": tower_stats}
+        return cls.reshape(-1, *cls.shape[2:]), {**bound.stats(), "towers": tower_stats}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
         """A tower's tile of each image: (B, H / rows, W / columns, C)."""

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.models.hsvit.hsvit import TowerHSViT
 from hsvit_jax.models.hsvit.sizes import divisors
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.hsvit.votes import tally
+from hsvit_jax.models.network import UNSHARDED, Network
 
 Array = jax.Array
 
@@ -33,36 +33,26 @@ class Part:
 
     Attributes:
         groups: numbers of its attention groups among the network's.
-        weight: of its votes among those of all parts; groups, or shares of learned weights.
+        voters: how many of them have a vote that is not zero.
+        weight: of its votes among those of all parts; voters, or shares of learned weights.
         network: the network without the other groups.
         params, stats: its arrays.
         normalise: uint8 images to the network's.
     """
 
     groups: tuple[int, ...]
+    voters: int
     weight: float
     network: Any
     params: dict
     stats: dict
     normalise: Callable[[Array], Array]
 
-    @property
-    def voters(self) -> int:
-        """How many of its groups have a vote that is not zero."""
-        vote = _votes(self.params)
-        return len(self.groups) if vote is None else int(np.count_nonzero(vote))
-
     def __call__(self, images_BHWC: Array) -> tuple[Array, Array]:
         """Uint8 images (B, H, W, C) → the weighted sum of CLS tokens (B, D), and the weight ()."""
-        x_BHWC = self.normalise(images_BHWC).astype(self.network.dtype)
-        context = ForwardContext(False, None, jnp.arange(x_BHWC.shape[0]))
         stats = jax.tree.map(jnp.asarray, self.stats)
-        cls_GBD, _ = self.network.cls_tokens(self.params, stats, x_BHWC, context)
-        cls_GBD = cls_GBD.astype(jnp.float32)
-        vote = _votes(self.params)
-        if vote is not None:
-            cls_GBD *= vote[:, None, None]
-        return cls_GBD.sum(0), jnp.float32(self.weight)
+        terms_GBD = self.network.terms(self.params, stats, self.normalise(images_BHWC))
+        return tally(terms_GBD, None, UNSHARDED)[0], jnp.float32(self.weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,29 +100,26 @@ def cut(
         network = type(network)(whole, network.dtype)
     units = network.group_axis_limit
     if count < 1 or units % count:
-        name = "towers" if isinstance(network, TowerHSViT) else "attention groups"
         raise ValueError(
-            f"{units} {name} cannot split into {count} parts: choose one of {divisors(units)}"
+            f"{units} {network.splits} cannot split into {count} parts: choose one of "
+            f"{divisors(units)}"
         )
     params, stats = jax.tree.map(np.asarray, (params, stats))
     head = {"head": params["head"]}
     body = {name: part for name, part in params.items() if name != "head"}
-    vote = _votes(params)
-    parts = []
+    vote, parts = network.learned(params), []
+    weights_G = np.array([float(g not in network.silent) for g in range(groups)], np.float32)
+    if vote is not None:
+        weights_G *= np.abs(vote) / np.abs(vote).sum()
     for k in range(count):
         first, last = k * units // count, (k + 1) * units // count
         smaller = Network.without(network, {*range(units)} - {*range(first, last)})
         ours = tuple(range(k * groups // count, (k + 1) * groups // count))
-        weight = len(ours) if vote is None else np.abs(vote[list(ours)]).sum() / np.abs(vote).sum()
+        own_G = weights_G[list(ours)]
         trees = [_share(network, tree, k, count) for tree in (body, stats)]
-        parts.append(Part(ours, float(weight), smaller, *trees, normalise))
+        voters, weight = int(np.count_nonzero(own_G)), float(own_G.sum())
+        parts.append(Part(ours, voters, weight, smaller, *trees, normalise))
     return parts, Head(network, head)
-
-
-def _votes(params: dict) -> np.ndarray | None:
-    """The groups' learned weights in order, None for the plain average."""
-    vote = params.get("towers", params)["groups"].get("vote")
-    return None if vote is None else vote.reshape(-1)
 
 
 def _share(network: Any, tree: dict, k: int, count: int) -> dict:

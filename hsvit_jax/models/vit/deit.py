@@ -1,8 +1,7 @@
 """DeiT, with or without a CLS token, and with PoWER's token pruning.
 
-The network of `hvt` without pooling: patch embedding, positions, pre-norm blocks, a linear
-classifier on the normalised CLS token or on the mean of all. Source: the HVT paper, which compares
-with it in tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS token).
+The network of `vit` by timm's sizes. Source: the HVT paper, which compares with it in tables 1, 2,
+4 and 9 (HVT-S-0 is DeiT-S without CLS token).
 """
 
 import dataclasses
@@ -17,22 +16,44 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import settings
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext
-from hsvit_jax.models.vit import hvt, token_pruning
+from hsvit_jax.models.vit import hvt, token_pruning, vit
 
 Array = jax.Array
 
-#: The settings of DeiT-S.
+
+@dataclasses.dataclass(frozen=True)
+class DeiTConfig(vit.PatchSizes):
+    """Sizes of a DeiT; retained tokens include CLS (`token_pruning`)."""
+
+    patch: int = settings.patch(16, meaning="patch size in pixels; 0: by the image size", low=0)
+    heads: int = settings.heads(6)
+    head_dim: int = settings.width(64, "width of an attention head")
+    depth: int = settings.depth(12, "blocks")
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
+    drop_path: float = settings.drop_path(0.1)
+    cls: bool = settings.setting(True, "classify a CLS token rather than the tokens' mean")
+    retained: tuple[int, ...] = settings.setting(
+        (), "tokens kept by each block; empty: all", low=1, high=2**26
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retained:
+            token_pruning.check_retained(self.retained, self.depth, self.tokens)
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a feed-forward."""
+        return scaled(self.dim, self.mlp_ratio)
+
+
+#: The settings of DeiT-S; an empty patch is `hvt.default_patch`'s.
 KEYS: Mapping[str, settings.Key] = {
-    **settings.keys_of(
-        hvt.HVTConfig,
-        without=(
-            *("stage_depth", "pool", "pool_dims", "pool_window", "patch_init"),
-            *("activation", "dropout", "attention_dropout"),
-        ),
-        **{"patch": 0, "cls": True},
-    ),
+    **settings.keys_of(DeiTConfig, patch=0),
     "flops_share": settings.Key(
         "fraction of the FLOPs that a token-pruning schedule keeps, in place of retained",
         above=0.0,
@@ -52,7 +73,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
+def multiply_adds(c: DeiTConfig, retained: tuple[int, ...]) -> int:
     """Multiply-adds of one image, with retained[i] tokens left after the attention of block i.
 
     A formula, because the search for a schedule evaluates it for every number of tokens.
@@ -64,10 +85,10 @@ def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
     return total
 
 
-def _config(*, retained: tuple[int, ...], flops_share: float, **values: Any) -> hvt.HVTConfig:
+def _config(*, retained: tuple[int, ...], flops_share: float, **values: Any) -> DeiTConfig:
     """A DeiT's sizes. flops_share below 1 makes PoWER's schedule, `token_pruning.linear_schedule`;
     the paper's own is not published. Raises ValueError when `retained` is given as well."""
-    config = hvt.HVTConfig(stage_depth=0, retained=retained, **values)
+    config = DeiTConfig(retained=retained, **values)
     if flops_share == 1:
         return config
     if retained:
@@ -80,8 +101,38 @@ def _config(*, retained: tuple[int, ...], flops_share: float, **values: Any) -> 
     return dataclasses.replace(config, retained=schedule)
 
 
-class SoftlyPruned(hvt.HVT):
-    """The network with which PoWER learns its schedule: parameters of HVT, and 'retention'.
+class Encoder(vit.Encoder):
+    """Blocks that keep the most significant tokens alone, where `retained` asks for it."""
+
+    def __init__(self, c: DeiTConfig, key: Array) -> None:
+        super().__init__(c, key)
+        self.retained, self.cls = c.retained, c.cls
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → (B, T', D), T' of the last block."""
+        kept = self.retained or (x_BTD.shape[1],) * len(self.blocks)
+        for i, (block, count) in enumerate(zip(self.blocks, kept, strict=True)):
+            if count == x_BTD.shape[1]:
+                x_BTD = block(x_BTD, context, i)
+                continue
+            x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
+            x_BTD = token_pruning.keep_significant(x_BTD, significance_BT, count, cls=self.cls)
+            x_BTD = block.feed(x_BTD, context, i)
+        return x_BTD
+
+
+class DeiT(vit.ViT):
+    """Parameters: {'embedding', 'encoder', 'head'}."""
+
+    encoder_module = Encoder
+
+    def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
+        """The HVT paper's FLOPs, tables 1 to 9."""
+        return multiply_adds, "multiply-adds, attention's included"
+
+
+class SoftlyPruned(DeiT):
+    """The network with which PoWER learns its schedule: parameters of DeiT, and 'retention'.
 
     That is how much of a patch stays after each block's attention, by the rank of its significance.
     """
@@ -107,7 +158,7 @@ FAMILY = Family(
     variants=VARIANTS,
     default_variant="s",
     config=_config,
-    network=hvt.HVT,
+    network=DeiT,
     automatic=hvt.FAMILY.automatic,
     paper_recipe="hvt",
     tiny=hvt.tiny,

@@ -1,8 +1,7 @@
 """HVT: a vision transformer whose token sequence is pooled after the first block of each stage.
 
-Patch embedding, learned positions, pre-norm blocks; after block i with i mod stage_depth = 0 the
-sequence is pooled (window 3, stride 2) and new positions are added; a linear classifier on the mean
-of the normalised tokens. Without pooling and with a CLS token this is DeiT (`deit`).
+A ViT without a CLS token: after block i with i mod stage_depth = 0 the sequence is pooled (window
+3, stride 2) and new positions are added; the classifier reads the mean of the normalised tokens.
 
 Source: HVT paper, section 3.2, equations 5 and 6; the authors' code for biases, normalisation and
 the order of pooling. Pooling other than 1-D maximum, and no pooling, are reconstructed from the
@@ -13,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +20,9 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers, settings
-from hsvit_jax.models.family import Family, Sizes, scaled
-from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vit import token_pruning
+from hsvit_jax.models.family import Family, scaled
+from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.vit import vit
 from hsvit_jax.ops.max_pool import max_pool, windows
 
 Array = jax.Array
@@ -48,11 +47,8 @@ _POOLS = {"stage_depth": settings.ON}
 
 
 @dataclasses.dataclass(frozen=True)
-class HVTConfig(Sizes):
-    """Sizes of an HVT, a DeiT or a ViT; a 2-D pool is padded by pool_window//2, a 1-D one is not.
-
-    Retained tokens include CLS (`token_pruning`).
-    """
+class HVTConfig(vit.PatchSizes):
+    """Sizes of an HVT; a 2-D pool is padded by pool_window//2, a 1-D one is not."""
 
     patch: int = settings.patch(16, meaning="patch size in pixels; 0: by the image size", low=0)
     heads: int = settings.heads(6)
@@ -70,41 +66,16 @@ class HVTConfig(Sizes):
     qkv_bias: bool = settings.qkv_bias(True)
     eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
     drop_path: float = settings.drop_path(0.1)
-    cls: bool = settings.setting(False, "classify a CLS token rather than the tokens' mean")
-    retained: tuple[int, ...] = settings.setting(
-        (), "tokens kept by each block; empty: all", low=1, high=2**26
-    )
-    activation: str = settings.activation("gelu")
-    dropout: float = settings.dropout(0.0)
-    attention_dropout: float = settings.attention_dropout(0.0)
-    patch_init: str = "torch"
+    cls: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers.check_patches(self.image_size, self.patch)
         _check_pooling(self)
-        if self.retained:
-            token_pruning.check_retained(self.retained, self.depth, self.tokens)
-
-    @property
-    def dim(self) -> int:
-        """Width of a token, D."""
-        return self.heads * self.head_dim
 
     @property
     def hidden(self) -> int:
         """Width inside a feed-forward."""
         return scaled(self.dim, self.mlp_ratio)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the first block, CLS included."""
-        return prod(self.grid) + self.cls
 
     def pools_after(self, block: int) -> bool:
         """Whether the sequence is pooled after this block."""
@@ -122,19 +93,11 @@ class HVTConfig(Sizes):
         return out
 
 
-#: Settings of DeiT and ViT alone.
-_OTHERS = ("cls", "retained", "activation", "dropout", "attention_dropout", "patch_init")
-#: The settings of HVT-S-4 (paper, section 5); an empty patch is `default_patch`'s.
-KEYS = settings.keys_of(HVTConfig, without=_OTHERS, patch=0)
-
-
 def _check_pooling(c: HVTConfig) -> None:
     if not c.stage_depth:
         return
     if c.pool_dims == 2 and c.pool_window % 2 == 0:
         raise ValueError(f"pool_window must be odd in 2-D; got {c.pool_window}")
-    if c.cls or c.retained:
-        raise ValueError("a pooled sequence can have no CLS token and retain no other tokens")
     for i, (before, after) in enumerate(zip(c.lengths(), c.lengths()[1:], strict=False)):
         if min(after) < 1:
             raise ValueError(
@@ -147,31 +110,6 @@ def _check_pooling(c: HVTConfig) -> None:
 # --- Modules -------------------------------------------------------------------------------------
 
 
-class Embedding(nnx.Module):
-    """Patch embedding, the CLS token if any, and positions."""
-
-    def __init__(self, c: HVTConfig, key: Array) -> None:
-        patch_key, cls_key, position_key = jax.random.split(key, 3)
-        self.rate = c.dropout
-        sizes = (c.patch, c.image_channels, c.dim)
-        self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
-        normal = 0.02 * layers.normal(cls_key, (c.dim,))
-        self.cls = nnx.Param(normal) if c.cls else None
-        self.position = _positions(position_key, c.tokens, c.dim)
-
-    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, T, D)."""
-        x_BTD = self.patches(images_BHWC)
-        if self.cls is not None:
-            x_BTD = layers.prepend(self.cls[...], x_BTD)
-        x_BTD = layers.add_bias(x_BTD, self.position[...])
-        return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-
-
-def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
-    return nnx.Param(0.02 * layers.normal(key, (tokens, dim)))
-
-
 class Pool(nnx.Module):
     """Pools the sequence to half its length and adds new positions (equation 5)."""
 
@@ -180,7 +118,7 @@ class Pool(nnx.Module):
     ) -> None:
         self.kind, self.window, self.before = c.pool, c.pool_window, before
         conv_key, bias_key, position_key = jax.random.split(key, 3)
-        self.position = _positions(position_key, prod(after), c.dim)
+        self.position = vit.positions(position_key, prod(after), c.dim)
         self.conv = nnx.Dict()
         if c.pool == "conv":
             fan_in = c.dim * c.pool_window ** len(before)
@@ -214,54 +152,31 @@ class Encoder(nnx.Module):
     """Blocks, and pools by the index of the block that they follow."""
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
-        self.retained, self.cls = c.retained, c.cls
-        self.blocks, self.pools = nnx.List(), nnx.Dict()
-        rates, lengths = layers.drop_path_rates(c.drop_path, c.depth), c.lengths()
-        for i, block_key in enumerate(jax.random.split(key, c.depth)):
-            mix_key, feed_key, pool_key = jax.random.split(block_key, 3)
-            block = layers.vit_block(c, c.dim, c.hidden, mix_key, feed_key, rates[i])
-            self.blocks.append(block)
-            if c.pools_after(i):
-                self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
+        self.blocks, self.pools = vit.Encoder(c, key).blocks, nnx.Dict()
+        keys, lengths = jax.random.split(key, c.depth), c.lengths()
+        for i in filter(c.pools_after, range(c.depth)):
+            pool_key = jax.random.split(keys[i], 3)[2]
+            self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T', D), T' after all pools."""
         for i, block in enumerate(self.blocks):
-            if self.retained and self.retained[i] < x_BTD.shape[1]:
-                x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
-                x_BTD = token_pruning.keep_significant(
-                    x_BTD, significance_BT, self.retained[i], cls=self.cls
-                )
-                x_BTD = block.feed(x_BTD, context, i)
-            else:
-                x_BTD = block(x_BTD, context, i)
+            x_BTD = block(x_BTD, context, i)
             if f"after{i}" in self.pools:
                 x_BTD = self.pools[f"after{i}"](x_BTD)
         return x_BTD
 
 
-class HVT(Network):
+class HVT(vit.ViT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
-        return {
-            "embedding": Embedding(c, embedding_key),
-            "encoder": Encoder(c, encoder_key),
-            "head": layers.TokenHead(
-                c.dim, c.num_classes, head_key, mean=not c.cls, eps=c.eps, init="normal"
-            ),
-        }
-
-    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
-        return bound["head"](x_BTD)
+    encoder_module = Encoder
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`; a sequence after 1-D pooling or pruning has none."""
+        """As `Network.grid`; a sequence after 1-D pooling has none."""
         c = self.config
         regular = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
-        return super().grid(tokens) if regular else None
+        return Network.grid(self, tokens) if regular else None
 
     def at_places(self, x_BTC: Array) -> Array | None:
         """As `Network.at_places`; a sequence after 1-D pooling is interpolated to its first length.
@@ -308,7 +223,7 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     name="hvt",
-    keys=KEYS,
+    keys=settings.keys_of(HVTConfig, patch=0),
     variants=VARIANTS,
     default_variant="s-4",
     config=HVTConfig,

@@ -1,35 +1,31 @@
 """ViT: patch embedding, a CLS token, learned positions, pre-norm blocks, a classifier on CLS.
 
-The network of `deit`, with the sizes, the norms' epsilon and the dropout layers of the
-`transformers` library. The HSViT paper's "ViT-B/16" has patches of 4 pixels on images of 64 (table
-2); ImageNet's have 16. Source: Dosovitskiy et al., "An Image is Worth 16×16 Words", section 3.1.
+    x = (CLS, image's patches · E) + positions      1 + H·W/P² tokens of width D
+    x ← x + MSA(LN(x)); x ← x + MLP(LN(x))           in each block
+    logits = FC(LN(x)[0])
+
+Its sizes, the norms' epsilon and the dropout layers are those of the `transformers` library. The
+HSViT paper's "ViT-B/16" has patches of 4 pixels on images of 64 (table 2); ImageNet's have 16.
+Source: Dosovitskiy et al., "An Image is Worth 16×16 Words", section 3.1.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
-from hsvit_jax.models import settings
-from hsvit_jax.models.family import Family
-from hsvit_jax.models.vit import hvt
+import jax
+from flax import nnx
 
-#: The settings of ViT-B with patches of 4 pixels, which variants change.
-KEYS: Mapping[str, settings.Key] = {
-    **settings.keys_of(
-        hvt.HVTConfig,
-        without=(
-            *("stage_depth", "pool", "pool_dims", "pool_window", "cls", "retained"),
-            *("mlp_ratio", "patch_init"),
-        ),
-        **{"patch": 4, "heads": 12, "eps": 1e-12, "drop_path": 0.0},
-    ),
-    "mlp_dim": settings.Key(
-        "hidden width of the feed-forward", low=1, high=2**16, kind=int, default=3072
-    ),
-}
+from hsvit_jax.models import layers, settings
+from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
+
+Array = jax.Array
 
 _LARGE = {"heads": 16, "depth": 24, "mlp_dim": 4096}
 
-#: Named variants, as they differ from the defaults.
+#: Named variants, as they differ from the defaults, those of ViT-B with patches of 4 pixels.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "b-patch4": {},
     "b-patch16": {"patch": 16},
@@ -37,31 +33,133 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class ViT(hvt.HVT):
-    """Parameters: {'embedding', 'encoder', 'head'}."""
+@dataclasses.dataclass(frozen=True)
+class PatchSizes(Sizes):
+    """What ViT, DeiT and HVT have in common, and the settings that some of them fix.
 
-    def paper_flops(self, multiply_adds: int) -> None:
-        """None: the HSViT paper, table 2, counts 2 for a multiply-add."""
+    A family has the fields patch, heads, head_dim, depth, qkv_bias, eps and drop_path.
+
+    Attributes:
+        cls: whether the classifier reads a CLS token, rather than the mean of all tokens.
+        dropout: rate, of the embedding and both branches' outputs.
+    """
+
+    cls: ClassVar[bool] = True
+    activation: ClassVar[str] = "gelu"
+    dropout: ClassVar[float] = 0.0
+    attention_dropout: ClassVar[float] = 0.0
+    patch_init: ClassVar[str] = "torch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers.check_patches(self.image_size, self.patch)
+
+    @property
+    def dim(self) -> int:
+        """Width of a token, D."""
+        return self.heads * self.head_dim
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the first block, CLS included."""
+        return prod(self.grid) + self.cls
 
 
-def _config(*, heads: int, head_dim: int, mlp_dim: int, **values: Any) -> hvt.HVTConfig:
-    return hvt.HVTConfig(
-        heads=heads,
-        head_dim=head_dim,
-        stage_depth=0,
-        cls=True,
-        mlp_ratio=mlp_dim / max(heads * head_dim, 1),
-        patch_init="normal",
-        **values,
-    )
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(PatchSizes):
+    """Sizes of a ViT."""
+
+    patch: int = settings.patch(4)
+    heads: int = settings.heads(12)
+    head_dim: int = settings.width(64, "width of an attention head")
+    depth: int = settings.depth(12, "blocks")
+    mlp_dim: int = settings.mlp_dim(3072)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-12, meaning="epsilon of normalisation")
+    activation: str = settings.activation("gelu")
+    dropout: float = settings.dropout(0.0)
+    attention_dropout: float = settings.attention_dropout(0.0)
+    drop_path: float = settings.drop_path(0.0)
+    patch_init: ClassVar[str] = "normal"
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a feed-forward."""
+        return self.mlp_dim
+
+
+class Embedding(nnx.Module):
+    """Patch embedding, the CLS token if any, and positions."""
+
+    def __init__(self, c: PatchSizes, key: Array) -> None:
+        patch_key, cls_key, position_key = jax.random.split(key, 3)
+        self.rate = c.dropout
+        sizes = (c.patch, c.image_channels, c.dim)
+        self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
+        normal = 0.02 * layers.normal(cls_key, (c.dim,))
+        self.cls = nnx.Param(normal) if c.cls else None
+        self.position = positions(position_key, c.tokens, c.dim)
+
+    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, T, D)."""
+        x_BTD = self.patches(images_BHWC)
+        if self.cls is not None:
+            x_BTD = layers.prepend(self.cls[...], x_BTD)
+        x_BTD = layers.add_bias(x_BTD, self.position[...])
+        return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
+
+
+def positions(key: Array, tokens: int, dim: int) -> nnx.Param:
+    """Learned positions of a sequence, (T, D)."""
+    return nnx.Param(0.02 * layers.normal(key, (tokens, dim)))
+
+
+class Encoder(layers.Encoder):
+    """The blocks in a row; their rates of stochastic depth grow from 0 to `drop_path`."""
+
+    def __init__(self, c: PatchSizes, key: Array) -> None:
+        rates = layers.drop_path_rates(c.drop_path, c.depth)
+        keys = (jax.random.split(block_key, 3) for block_key in jax.random.split(key, c.depth))
+        super().__init__(
+            layers.vit_block(c, c.dim, c.hidden, mix_key, feed_key, rate)
+            for rate, (mix_key, feed_key, _) in zip(rates, keys, strict=True)
+        )
+
+
+class ViT(Network):
+    """Parameters: {'embedding', 'encoder', 'head'}; a subclass may have another encoder."""
+
+    encoder_module: type[nnx.Module] = Encoder
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
+        return {
+            "embedding": Embedding(c, embedding_key),
+            "encoder": self.encoder_module(c, encoder_key),
+            "head": layers.TokenHead(
+                c.dim, c.num_classes, head_key, mean=not c.cls, eps=c.eps, init="normal"
+            ),
+        }
+
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
+        x_BTD = bound["embedding"](images_BHWC, context)
+        return bound["head"](bound["encoder"](x_BTD, context))
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`; a shortened sequence has none."""
+        return super().grid(tokens) if tokens == self.config.tokens else None
 
 
 FAMILY = Family(
     name="vit",
-    keys=KEYS,
     variants=VARIANTS,
     default_variant="b-patch4",
-    config=_config,
+    config=ViTConfig,
     network=ViT,
     paper_recipe="hsvit_vit",
     tiny=lambda settings: {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4},

@@ -7,7 +7,7 @@ from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few
 from hsvit_jax.weights.torch import conv_transformers, convnets, hsvit, vit, vix
-from hsvit_jax.weights.torch.base import Sections, Tensors, TorchWeights
+from hsvit_jax.weights.torch.base import Tensors, TorchWeights, pair
 
 #: Family → how its files are read.
 TABLES: Mapping[str, TorchWeights] = {
@@ -94,21 +94,49 @@ def constructor(description: Mapping[str, Any]) -> dict[str, Any]:
     return {"variant": description.get("variant", "")} | patched | given
 
 
-def torch_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of the network that a PyTorch file holds.
+def sections(
+    family: Family, tensors: Tensors, given: dict[str, Any], like: Any = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the sections `model` and `data` of the network that a file's description names.
+
+    The images in the file tell their size and channels best. Classes that the description does not
+    count are 10, until the tensors tell.
 
     Args:
         family: of the network; the tensors may show that it is a sibling.
         given: its constructor's arguments.
+        like: the config of a network with the sizes of images that the description leaves out.
 
     Raises:
-        ValueError: a size that neither tells, or that no network of ours has.
+        ValueError: a setting that the description leaves out, or that no network of ours has.
     """
+    images = tensors["input"].shape if "input" in tensors else ()
+    images = images if len(images) == 4 else ()
+    inner = given.get("backbone")
+    said = {**(inner if isinstance(inner, dict) else {}), **given}
+    size = _first(said, "image_size", "img_size", "input_size") or getattr(like, "image_size", None)
+    channels = _first(said, "num_channels", "in_chans", "channels")
+    classes = _first(said, "num_classes", "num_labels") or len(said.get("id2label") or ())
+    data = {
+        "image_size": images[2:] or size,
+        "channels": images[1] if images else channels or getattr(like, "image_channels", 3),
+        "num_classes": classes or 10,
+    }
+    given = {**given, "image_size": data["image_size"]}
     try:
-        model, data = table(family.name).settings(family, tensors, given)
+        model = table(family.name).settings(family, tensors, given)
     except KeyError as error:
         missing = error.args[0]
         raise ValueError(f"cannot read the network's sizes: {missing} is missing") from error
     family = FAMILIES[model.get("family", family.name)]
-    variant = family.variant_of(model, data["image_size"])
-    return {**model, "family": family.name, "variant": variant}, data
+    model = {**family.defaults, **model, "family": family.name}
+    if size := model.pop("image_size", data["image_size"]):
+        data["image_size"] = pair(size)
+    else:
+        variant = family.variant_of(model, (0, 0))
+        data["image_size"] = pair(family.native_sizes.get(variant, family.native_size))
+    return {**model, "variant": family.variant_of(model, data["image_size"])}, data
+
+
+def _first(given: Mapping[str, Any], *names: str) -> Any:
+    return next((given[name] for name in names if given.get(name) is not None), None)

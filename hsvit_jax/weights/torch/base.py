@@ -24,11 +24,8 @@ import numpy as np
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Network
-from hsvit_jax.ops.activations import activation
 from hsvit_jax.text import few
 
-#: The sections `model` (without the variant) and `data` of a configuration.
-Sections = tuple[dict[str, Any], dict[str, Any]]
 Tensors = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -271,8 +268,8 @@ class TorchWeights:
 
     Attributes:
       markers: every file has one of these keys, after an optional prefix.
-      settings: from the family's record, the tensors and the constructor's arguments to the
-        sections of a configuration; raises ValueError.
+      settings: from the family's record, the tensors and the constructor's arguments to the section
+        `model` of a configuration; raises ValueError. A `family` in it is that of a sibling.
       table: the names of its tensors, or a function to them from the network's config and the
         file's keys.
       ignored: a regular expression of keys that are no weights.
@@ -280,7 +277,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[[Family, Tensors, dict[str, Any]], Sections]
+    settings: Callable[[Family, Tensors, dict[str, Any]], dict[str, Any]]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
@@ -296,159 +293,72 @@ class TorchWeights:
                 )
 
     def entries(self, network: Network, keys: Collection[str] = ()) -> list[Entry]:
-        """Every tensor of the network in a file with these keys; raises as `tensor_table`."""
+        """Lists every tensor of the network in a file with these keys; raises as `tensor_table`."""
         table = self.table(network.config, keys) if callable(self.table) else self.table
         return tensor_table(network, table)
 
     def load(self, tensors: Tensors, network: Network) -> tuple[dict, dict]:
-        """The file's weights as the network's (params, stats); raises as `load_state_dict`."""
+        """Loads a file's weights as the network's (params, stats); raises as `load_state_dict`."""
         return load_state_dict(tensors, self.entries(network, tensors), self.ignored)
 
     def dump(self, params: dict, stats: dict, network: Network) -> Tensors:
-        """The network's arrays under the reference's names; raises as `tensor_table`."""
+        """Names the network's arrays as the reference does; raises as `tensor_table`."""
         return state_dict(params, stats, self.entries(network))
 
-    def recognises(self, tensors: Collection[str]) -> bool:
-        """Whether tensors of these names may be a file of the family."""
-        return any(f".{key}".endswith(f".{marker}") for key in tensors for marker in self.markers)
-
-    def unwrapped(self, tensors: Tensors) -> Tensors:
-        """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
-        for marker in self.markers:
-            if marker in tensors:
-                return tensors
-            prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
-            if len(prefixes) > 1:
-                raise ValueError(
-                    f"several networks in one file, under {prefixes}: save one of them"
-                )
-            if prefixes:
-                return {k.removeprefix(prefixes[0]): v for k, v in tensors.items()}
-        return tensors
+    def prefix(self, keys: Collection[str]) -> str | None:
+        """Returns what a wrapper (Lightning, DataParallel, compile) puts before every key of a file
+        of the family; None where it is no such file."""
+        found = (k.removesuffix(m) for m in self.markers for k in keys if f".{k}".endswith(f".{m}"))
+        return next(found, None)
 
 
 # --- Constructors and configurations -------------------------------------------------------------
+# The configuration that is made of them is checked by `config.validate`.
 
 
-def ints(name: str, value: Any) -> tuple[int, ...]:
-    """A constructor argument that holds one or several integers; raises ValueError otherwise."""
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ValueError(f"constructor argument {name} must hold integers; got {value!r}")
-    return tuple(values)
+def several(value: Any) -> tuple:
+    """Returns the values of an argument that holds one or a list of them."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Rows and columns from one side or two; raises ValueError otherwise."""
-    sides = ints("image_size", size)
-    if len(sides) > 2:
-        raise ValueError(f"image_size needs one side or rows and columns; got {size!r}")
-    return (sides[0], sides[-1])
+    """Returns rows and columns from one side or two."""
+    rows, *columns = several(size)
+    (column,) = columns or [rows]
+    return rows, column
 
 
-def known_sizes(
-    found: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, str]
-) -> dict[str, Any]:
-    """The constructor's arguments that are given, and where they are not, those found in shapes.
-
-    needed: name → the option that says it, or ''. Raises ValueError for all that stays unknown.
-    """
-    known = {**found, **{name: value for name, value in given.items() if value is not None}}
-    missing = [name for name in needed if name not in known]
-    if missing:
-        named = [f"{name} (say {needed[name]})" if needed[name] else name for name in missing]
-        hint = "" if all(needed[name] for name in missing) else "; are weights missing?"
-        raise ValueError(f"the tensors' shapes do not tell {', '.join(named)}{hint}")
-    return known
-
-
-def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field of the default's type, the default where it is left out; an int may be a float.
-
-    Raises ValueError for a value of another type, and a float that is not finite.
-    """
-    value = given.get(name)
+def needed(given: Mapping[str, Any], *names: str) -> Any:
+    """Returns the first of these arguments, which are synonyms; raises ValueError without any."""
+    value = next((given[name] for name in names if given.get(name) is not None), None)
     if value is None:
-        return default
-    kind = type(default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not fits or (kind is float and not math.isfinite(value)):
-        raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}")
+        raise ValueError(f"its constructor lacks {names[0]}")
     return value
 
 
-def fields(given: Mapping[str, Any], name: str, default: Collection[Any]) -> tuple:
-    """A field that holds a list, each entry as `field` reads it.
-
-    Raises ValueError for anything else, and for an empty list where the default has entries.
-    """
-    values, like = given.get(name), next(iter(default), 0)
-    if values is None:
-        return tuple(default)
-    if not isinstance(values, list | tuple) or (default and not values):
-        raise ValueError(f"{name} must be a list of {type(like).__name__}; got {values!r}")
-    return tuple(field({name: value}, name, like) for value in values)
+def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Returns an argument, the default where it is left out; an integer may stand for a float."""
+    value = given.get(name)
+    if value is None:
+        return default
+    if isinstance(default, tuple):
+        return tuple(field({name: x}, name, default[0] if default else None) for x in value)
+    return float(value) if isinstance(default, float) and type(value) is int else value
 
 
 def read(
     given: Mapping[str, Any], names: Mapping[str, str], usual: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings of ours by their names in `given`, each as `field` or `fields` reads it; `usual` has
-    those of ours where they are left out."""
-    return {
-        ours: (fields if isinstance(usual[ours], tuple) else field)(given, theirs, usual[ours])
-        for ours, theirs in names.items()
-    }
-
-
-def act(given: Mapping[str, Any], name: str, default: str) -> str:
-    """Our name of an activation; raises ValueError for one that we have not."""
-    word = field(given, name, default)
-    try:
-        activation(word)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return word
+    """Returns settings of ours by their names in `given`, or as in `usual`, where left out."""
+    return {ours: field(given, theirs, usual[ours]) for ours, theirs in names.items()}
 
 
 def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
-    """A field's value, the first of `allowed` where it is left out; raises ValueError for others,
-    which we have no network for."""
+    """Returns an argument, the first of `allowed` where it is left out; raises ValueError for
+    others, which we have no network for."""
     value = given.get(name)
     value = allowed[0] if value is None else tuple(value) if isinstance(value, list) else value
     if value not in allowed:
         known = " or ".join(repr(v) for v in allowed)
         raise ValueError(f"{name}={value!r} is not supported; expected {known}")
     return value
-
-
-def input_shape(tensors: Tensors) -> Shape:
-    """(B, C, H, W) of the images that lie in a file as `input`, or ()."""
-    images = tensors["input"].shape if "input" in tensors else ()
-    return images if len(images) == 4 else ()
-
-
-def data_section(
-    tensors: Tensors, given: Mapping[str, Any], first: str, last: str
-) -> dict[str, Any]:
-    """The `data` section of a file of `transformers` or timm: image size, channels and classes.
-
-    first, last: keys of the first convolution's and the classifier's weight. The image's size is
-    that of the file's `input`, or the `image_size` given, which timm calls `img_size`. Raises
-    ValueError where nothing tells.
-    """
-    if len(tensors[first].shape if first in tensors else ()) != 4:
-        raise ValueError(f"missing or misshapen {first}, which tells the image's channels")
-    if len(tensors[last].shape if last in tensors else ()) != 2:
-        raise ValueError(f"missing or misshapen {last}, which tells the classes")
-    said = given.get("image_size") or given.get("img_size")
-    size = input_shape(tensors)[2:] or said
-    if size is None:
-        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-    return {
-        "image_size": pair(size),
-        "channels": tensors[first].shape[1],
-        "num_classes": tensors[last].shape[0],
-    }

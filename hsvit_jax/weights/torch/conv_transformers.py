@@ -12,16 +12,11 @@ from hsvit_jax.models.conv_transformers.smt import SMTConfig
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
-    Sections,
     Table,
     Tensors,
     TorchWeights,
-    act,
-    data_section,
     field,
-    fields,
     only,
-    pair,
     read,
 )
 
@@ -75,14 +70,14 @@ _CVT: Table = {
 }
 
 
-def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
     only(given, "stride_q", (1,) * stages)
     only(given, "qkv_projection_method", ("dw_bn",) * stages)
     model["drop_path_of"] = "tokens"
-    return model, data_section(tensors, given, _CVT_FIRST, "classifier.weight")
+    return model
 
 
 CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
@@ -92,15 +87,15 @@ CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
-def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
     names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
     names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
     names |= {"dropout": "hidden_dropout_prob", "head_dropout": "classifier_dropout_prob"}
     names |= {"attention_dropout": "attention_probs_dropout_prob"}
     model = read(given, names, family.defaults)
-    model["activation"] = act(given, "hidden_act", "silu")
-    return model, data_section(tensors, given, _MOBILE_STEM, "classifier.weight")
+    model["activation"] = field(given, "hidden_act", "silu")
+    return model
 
 
 def _inverted_residual(ours: str, theirs: str) -> Table:
@@ -134,22 +129,21 @@ def _layer_scale(given: dict[str, Any]) -> float:
     """The initial value of the branches' LayerScale, 0 for none."""
     if not field(given, "use_layer_scale", True):
         return 0.0
-    scale = field(given, "layer_scale_init_value", 1e-5)
-    if not scale:
-        raise ValueError("layer_scale_init_value=0 with use_layer_scale is not supported")
-    return scale
+    return field(given, "layer_scale_init_value", 1e-5)
 
 
-def _swiftformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _swiftformer_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
     names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
     names |= {"dropout": "drop_mlp_rate", "conv_drop_path": "drop_conv_encoder_rate"}
     model = read(given, names, family.defaults)
-    downsamples = fields(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
+    downsamples = field(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
     model |= {"downsamples": downsamples, "queries": "equal", "layer_scale": _layer_scale(given)}
-    model["activation"] = act(given, "hidden_act", "gelu")
-    return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
+    model["activation"] = field(given, "hidden_act", "gelu")
+    return model
 
 
 def _places(c: StagedConfig) -> list[int]:
@@ -203,7 +197,9 @@ _EFFICIENT_STEM = "efficientformer.patch_embed"
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
 
 
-def _efficientformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _efficientformer_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
     names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
     names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
@@ -212,26 +208,16 @@ def _efficientformer_settings(family: Family, tensors: Tensors, given: dict[str,
     names |= {"down_padding": "downsample_pad", "pool_window": "pool_size"}
     names |= {"dropout": "hidden_dropout_prob", "eps": "layer_norm_eps"}
     model = read(given, names | {"norm_eps": "batch_norm_eps"}, family.defaults)
-    model |= {"activation": act(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
+    model |= {"activation": field(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
     stages = len(model["depths"])
-    model["downsamples"] = fields(given, "downsamples", (True,) * stages)[: stages - 1]
+    model["downsamples"] = field(given, "downsamples", (True,) * stages)[: stages - 1]
     # The reference's rate is that of the second block; ours is that of the last.
     rate = field(given, "drop_path_rate", 0.0)
     model["drop_path"] = rate * max(sum(model["depths"]) - 1, 1)
     for name in ("dim", "hidden_size"):
         only({name: model["widths"][-1], **given}, name, model["widths"][-1])
     side = field(given, "resolution", 7)
-    sized = {"image_size": 32 * side, **given}
-    first = f"{_EFFICIENT_STEM}.convolution1.weight"
-    data = data_section(tensors, sized, first, "classifier.weight")
-    config = family.sizes(model, **data)
-    if config.attention_blocks and config.maps()[-1] != (side, side):
-        rows, columns = config.maps()[-1]
-        raise ValueError(
-            f"resolution={side} needs a last map of {side}×{side}; an image of "
-            f"{data['image_size'][0]}×{data['image_size'][1]} leaves {rows}×{columns}"
-        )
-    return model, data
+    return {**model, "image_size": given["image_size"] or 32 * side}
 
 
 def _efficientformer(c: StagedConfig, keys: Collection[str]) -> Table:
@@ -273,7 +259,9 @@ EFFICIENTFORMER = TorchWeights(
 _VIT_STEM = "patch_embed.conv1.conv.weight"
 
 
-def _efficientvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _efficientvit_settings(
+    family: Family, tensors: Tensors, given: dict[str, Any]
+) -> dict[str, Any]:
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
@@ -286,11 +274,7 @@ def _efficientvit_settings(family: Family, tensors: Tensors, given: dict[str, An
     for name in ("key_dims", "windows", "downsamples"):  # the reference reads one for each stage
         model[name] = model[name][: len(model["widths"])]
     only(given, "global_pool", "avg")
-    data = data_section(tensors, given, _VIT_STEM, "head.linear.weight")
-    nominal = min(pair(given.get("img_size", data["image_size"])))
-    if nominal // 16 != min(data["image_size"]) // 16:
-        raise ValueError(f"img_size={nominal} does not fit an image of {data['image_size']}")
-    return model, data
+    return model
 
 
 def _local_mix(ours: str, theirs: str, local: str, feed: str) -> Table:
@@ -331,7 +315,7 @@ EFFICIENTVIT = TorchWeights(
 _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
 
 
-def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
     names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
@@ -345,14 +329,13 @@ def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -
     model["down_activation"] = "gelu" if field(given, "lkc_use_act", False) else "none"
     kernels = given.get("pos_embs") or (None,) * stages
     kernels = [0 if kernel is None else kernel for kernel in kernels]
-    model["position_kernels"] = fields({"pos_embs": kernels}, "pos_embs", (7,))
+    model["position_kernels"] = field({"pos_embs": kernels}, "pos_embs", (7,))
     # The reference reads as many entries as there are stages.
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
     model["fused"] = _FAST_FUSED in tensors
     only(given, "stem_use_scale_branch", True)
     only(given, "global_pool", "avg")
-    first = _FAST_FUSED if model["fused"] else _FAST_STEM
-    return model, data_section(tensors, given, first, "head.fc.weight")
+    return model
 
 
 def _fast_branches(ours: str, theirs: str) -> Table:
@@ -402,7 +385,7 @@ FASTVIT = TorchWeights(
 _SMT_STEM = "patch_embed1.conv.0.weight"
 
 
-def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
 
     Heads of a kind that a stage has not are written -1 there.
@@ -416,14 +399,14 @@ def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Se
     model = read(given, names | {"drop_path": "drop_path_rate"}, usual)
     for name in ("modulation_heads", "heads"):
         model[name] = tuple(max(heads, 0) for heads in model[name])
-    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))
+    kinds = field(given, "ca_attentions", (1, 1, 1, 0))
     model["modulated"] = tuple(kind == 1 for kind in kinds)
     stages = field(given, "num_stages", 4)
     model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
     scaled = field(given, "use_layerscale", False)
     model["layer_scale"] = field(given, "layerscale_value", 1e-4) if scaled else 0.0
     only(given, "qk_scale", None)
-    return model, data_section(tensors, given, _SMT_STEM, "head.weight")
+    return model
 
 
 def _smt(c: SMTConfig, keys: Collection[str]) -> Table:

@@ -7,22 +7,17 @@ plain fields, of which only those that change the network are read.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
 from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
 from hsvit_jax.models.convnets.resnet import ResNetConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
-    Sections,
     Table,
     Tensors,
     TorchWeights,
-    act,
     field,
-    input_shape,
-    ints,
+    needed,
     only,
-    pair,
     read,
 )
 
@@ -31,27 +26,8 @@ Given = Mapping[str, Any]
 
 def _activation(given: Given, default: str) -> str:
     """`hidden_act`, by our name."""
-    word = act(given, "hidden_act", default)
+    word = field(given, "hidden_act", default)
     return {"swish": "silu", "gelu_python": "gelu"}.get(word, word)
-
-
-def image_section(
-    tensors: Tensors, given: Given, classes: int | None, native: int = 224
-) -> dict[str, Any]:
-    """The `data` section; the images that lie in the file tell their size best.
-
-    classes: of the classifier, where the configuration has no `num_labels`; native: pixels of a
-    side where nothing tells. Raises ValueError where nothing tells the classes.
-    """
-    said = [given.get(name) for name in ("num_labels", "num_classes")]
-    labels = next((n for n in (*said, classes) if n is not None), None)
-    if labels is None:
-        raise ValueError("neither num_labels nor a classifier tells the number of classes")
-    return {
-        "image_size": pair(input_shape(tensors)[2:] or given.get("image_size") or native),
-        "channels": field(given, "num_channels", 3),
-        "num_classes": ints("num_labels", labels)[0],
-    }
 
 
 def unit(ours: str, theirs: str, *names: str) -> Table:
@@ -96,26 +72,14 @@ _RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"
 _RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
 
 
-def _resnext_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes; where several base widths give them, the constructor decides."""
+def _resnext_settings(family: Family, tensors: Tensors, given: Given) -> dict[str, Any]:
     for name, usual in _RESNEXT_USUAL.items():
         only(given, name, usual)
-    shapes, conv = {k: v.shape for k, v in tensors.items()}, "layer{}.{}.conv{}.weight"
-    stages = [s for s in range(1, 10) if conv.format(s, 0, 3) in shapes]
-    channels = tuple(shapes[conv.format(s, 0, 3)][0] for s in stages)
-    inner, width = shapes[conv.format(stages[-1], 0, 2)][:2]
-    model = {
-        "stem_channels": shapes["conv1.weight"][0],
-        "channels": channels,
-        "depths": tuple(
-            sum(key.startswith(f"layer{s}.") and key.endswith("conv3.weight") for key in shapes)
-            for s in stages
-        ),
-        "groups": inner // width,
-        "base_width": field(given, "base_width", -(-256 * width // channels[-1])),
-    }
-    given = {**given, "num_channels": shapes["conv1.weight"][1]}
-    return model, image_section(tensors, given, shapes["fc.weight"][0])
+    names = {"depths": "layers", "groups": "cardinality", "base_width": "base_width"}
+    model = read(given, names, {**family.defaults, "groups": 1, "base_width": 64})
+    planes = field(given, "channels", (64, 128, 256, 512))
+    stem = 64 if given.get("stem_width") is None else needed(given, "stem_width")
+    return {**model, "stem_channels": stem, "channels": tuple(4 * n for n in planes)}
 
 
 def _resnext(c: ResNetConfig, keys: Collection[str]) -> Table:
@@ -135,7 +99,6 @@ RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
 
 
 def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
-    """Raises ValueError for a width of the last convolution that the network does not have."""
     names = {key: key for key in ("in_channels", "out_channels", "strides")}
     names |= {
         "width": "width_coefficient",
@@ -155,9 +118,6 @@ def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
         "bn_momentum": round(1 - field(given, "batch_norm_momentum", 0.99), 12),
         "expand_bn_momentum": 0.9,
     }
-    top = rounded(1280 * model["width"], model["divisor"])
-    if field(given, "hidden_dim", top) != top:
-        raise ValueError(f"hidden_dim={given['hidden_dim']}, but the last convolution has {top}")
     return model
 
 
@@ -217,16 +177,9 @@ EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] 
 def _classifier(name: str, head: str, **known: tuple) -> TorchWeights:
     """How the files of a family's classifier are read; head: the linear layer's key."""
     sizes, table, first = EXTRACTORS[name]
-
-    def settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-        model, weight = sizes(family, given), tensors.get(f"{head}.weight")
-        native = family.native_sizes.get(family.variant_of(model, (0, 0)), family.native_size)
-        classes = None if weight is None else len(weight)
-        return model, image_section(tensors, given, classes, native)
-
     return TorchWeights(
         (f"{name}.{first}",),
-        settings,
+        lambda family, tensors, given: sizes(family, given),
         lambda config, keys: {**table(config, f"{name}."), "head/linear": head},
         known=known,
     )

@@ -1,10 +1,10 @@
-"""Torchvision's and timm's names of the convolutional networks' tensors, from transformers' names.
+"""Layouts of files: each library's names of a network's tensors, from the keys of its table.
 
-A layout gives another library's name for each key that a converter asks for, so that a file of
-either can be read, and a missing tensor is told in the file's own words.
+Torchvision and timm name the convolutional networks' tensors otherwise than transformers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hsvit_jax.models.convnets.inverted_residual import InvertedConfig
@@ -28,6 +28,19 @@ class Layout(NamedTuple):
     rename: Callable[[Any], Rename]
     settings: Callable[[Any], dict[str, Any]] = lambda config: {}
     note: str = ""
+
+
+class Match(NamedTuple):
+    """A layout, its names (with a wrapper's prefix) by the converter's keys, and how many of them
+    are in the file."""
+
+    layout: Layout
+    names: dict[str, str]
+    count: int
+
+
+#: The layout of a family's converter.
+OWN = Layout("our converter's reference", lambda config: lambda key: key)
 
 
 def _from(weights: TorchWeights, table: Callable[..., Table]) -> Callable[[Any], Rename]:
@@ -128,3 +141,41 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
         Layout("timm", _from(EFFICIENTNET, _timm), note=_TIMM_NOTE),
     ),
 }
+
+# --- Which layout a file has ---------------------------------------------------------------------
+
+
+def known(family: str) -> tuple[Layout, ...]:
+    """Lists the layouts of a family's files, its converter's first."""
+    return (OWN, *LAYOUTS.get(family, ()))
+
+
+def match(family: str, config: Any, wanted: Collection[str], keys: Collection[str]) -> Match:
+    """Finds the layout of `family` in which most of the `wanted` keys are among a file's `keys`."""
+    matches = []
+    for layout in known(family):
+        rename = layout.rename(config)
+        names = {key: rename(key) for key in wanted}
+        add, drop = _wrapped(set(names.values()), set(keys))
+        names = {key: add + name.removeprefix(drop) for key, name in names.items()}
+        matches.append(Match(layout, names, sum(name in keys for name in names.values())))
+    return max(matches, key=lambda match: match.count)
+
+
+def _wrapped(names: set[str], keys: set[str]) -> tuple[str, str]:
+    """Finds (prefix that the file adds to all names, prefix that it drops): DataParallel and
+    Lightning wrap a network in another, and a bare backbone is not wrapped in its classifier."""
+    votes: Counter[tuple[str, str]] = Counter()
+    for key in keys:
+        votes.update((before, "") for before, rest in _splits(key) if rest in names)
+    for name in names:
+        votes.update(("", before) for before, rest in _splits(name) if before and rest in keys)
+    return max(votes, key=lambda way: (votes[way], way == ("", ""))) if votes else ("", "")
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Splits a dotted name into (prefix with its dot, rest), the empty prefix first."""
+    words = name.split(".")
+    for i in range(len(words)):
+        rest = ".".join(words[i:])
+        yield name.removesuffix(rest), rest

@@ -1,7 +1,6 @@
 """State dicts of ViT (the `transformers` library's) and of DeiT, HVT, DHVT, Swin (timm's names, of
 Swin also its authors')."""
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,18 +10,15 @@ import numpy as np
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
     Placed,
-    Sections,
     Shape,
     Table,
     Tensors,
     TorchWeights,
-    act,
-    data_section,
     field,
-    ints,
-    known_sizes,
+    needed,
     only,
-    pair,
+    read,
+    several,
     timm_block,
 )
 
@@ -48,11 +44,9 @@ def _patches(name: str, patch: int) -> Table:
 # --- ViT -----------------------------------------------------------------------------------------
 
 
-def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
-    if heads < 1 or dim % heads:
-        raise ValueError(f"num_attention_heads={heads} do not divide hidden_size={dim}")
-    model = {
+    return {
         "patch": field(given, "patch_size", 16),
         "heads": heads,
         "head_dim": dim // heads,
@@ -60,13 +54,11 @@ def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Se
         "mlp_dim": field(given, "intermediate_size", 3072),
         "qkv_bias": field(given, "qkv_bias", True),
         "eps": field(given, "layer_norm_eps", 1e-12),
-        "activation": act(given, "hidden_act", "gelu"),
+        "activation": field(given, "hidden_act", "gelu"),
         "dropout": field(given, "hidden_dropout_prob", 0.0),
         "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
         "drop_path": 0.0,
     }
-    first = "vit.embeddings.patch_embeddings.projection.weight"
-    return model, data_section(tensors, given, first, "classifier.weight")
 
 
 def _vit(c: Any, keys: Collection[str]) -> Table:
@@ -98,99 +90,50 @@ VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
 
 # --- HVT and DeiT --------------------------------------------------------------------------------
 
-_POOL_POSITION = re.compile(r"blocks\.(\d+)\.pos_embed$")
 #: A pool that is a convolution has the only weight of a block with the window's axes on top.
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
 
 
-#: Other names of a constructor's arguments.
-_ALIASES = {"img_size": "image_size", "input_size": "image_size", "in_chans": "num_channels"}
-_ALIASES |= {"num_blocks": "depth", "drop_path_rate": "drop_path"}
-#: What no default stands in for, and the option that says it.
-_NEEDED = {"image_size": "--image_size", "num_channels": "", "patch_size": "", "depth": ""}
-_NEEDED |= {"embed_dim": "", "num_classes": "", "num_heads": "--heads"}
-
-
-def _timm_settings(
-    family: Family, shapes: Mapping[str, Shape], given: Mapping[str, Any], **inferred: Any
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The sections `model`, with what HVT, DeiT and DHVT share, and `data`; and all that is known.
-
-    inferred: sizes that the family's own tensors tell.
-    """
-    head, images = shapes.get("head.weight", ()), shapes.get("input", ())
-    if len(head) == 2:
-        inferred |= {"num_classes": head[0], "embed_dim": shapes.get("norm.weight", head[1:])[0]}
-    if blocks := [int(k.split(".")[1]) for k in shapes if re.match(r"blocks\.\d+\.", k)]:
-        inferred["depth"] = 1 + max(blocks)
-    aliases = {_ALIASES[k]: k for k, v in given.items() if k in _ALIASES and v is not None}
-    inferred |= {ours: given[theirs] for ours, theirs in aliases.items()}
-    if len(images) == 4:
-        inferred["image_size"] = images[2:]
-    known = known_sizes(inferred, given, _NEEDED)
+def _timm_settings(family: Family, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns what HVT, DeiT and DHVT share."""
     only(given, "qk_scale", None)
-    names = {k: k if given.get(k) is not None else aliases.get(k, k) for k in _NEEDED}
-    one = {k: ints(names[k], known[k])[0] for k in _NEEDED if k != "image_size"}
-    model = {
-        "patch": one["patch_size"],
-        "heads": one["num_heads"],
-        "depth": one["depth"],
-        "mlp_ratio": field({**known, **inferred}, "mlp_ratio", 4.0),
-        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-        "drop_path": field(known, "drop_path", family.defaults["drop_path"]),
+    name = "drop_path_rate" if given.get("drop_path") is None else "drop_path"
+    return {
+        "patch": needed(given, "patch_size"),
+        "heads": needed(given, "num_heads"),
+        "depth": needed(given, "depth", "num_blocks"),
+        "mlp_ratio": field(given, "mlp_ratio", 4.0),
+        "drop_path": field(given, name, family.defaults["drop_path"]),
     }
-    data = {"image_size": pair(known["image_size"]), "channels": one["num_channels"]}
-    return model, {**data, "num_classes": one["num_classes"]}, {**known, **one}
 
 
-def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """The pool, which no tensor tells apart from another, is read from the file's `variant`
+def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    """The pool, which no argument tells apart from another, is read from the file's `variant`
     ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
     otherwise. Without pools it is a DeiT."""
-    shapes, cls = {k: v.shape for k, v in tensors.items()}, "cls_token" in tensors
-    inferred: dict[str, Any] = {}
-    patch, hidden = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc1.weight")
-    if len(patch) == 4:
-        inferred |= {"embed_dim": patch[0], "num_channels": patch[1], "patch_size": patch[2]}
-        if patch[0] % 64 == 0:
-            inferred["num_heads"] = patch[0] // 64  # in every network of the papers
-        positions = shapes.get("pos_embed", ())
-        if len(positions) == 3:
-            side = math.isqrt(positions[1] - cls)
-            if side**2 == positions[1] - cls:
-                inferred["image_size"] = side * patch[2]
-    if hidden and len(hidden) == 2 and hidden[1]:
-        inferred["mlp_ratio"] = hidden[0] / hidden[1]
-    model, data, known = _timm_settings(family, shapes, given, **inferred)
-    dim, heads = known["embed_dim"], known["num_heads"]
-    if heads < 1 or dim % heads:
-        raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
-    model |= {"head_dim": dim // heads, "eps": field(known, "ln_eps", 1e-6)}
-    if cls or not (pooled := sorted(int(m[1]) for m in map(_POOL_POSITION.match, shapes) if m)):
+    model, cls = _timm_settings(family, given), "cls_token" in tensors
+    if given.get("head_dim") is None:
+        given = {**given, "head_dim": needed(given, "embed_dim") // model["heads"]}
+    model |= {"head_dim": needed(given, "head_dim"), "eps": field(given, "ln_eps", 1e-6)}
+    model["qkv_bias"] = field(given, "qkv_bias", True)
+    if given.get("pool_block_width") is None:
         only(given, "global_pool", "token" if cls else "avg")
-        model |= {"family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
-    else:
-        model |= {"family": "hvt", **_pool(shapes, known, pooled)}
-    return model, data
+        return {**model, "family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
+    return {**model, "family": "hvt", **_pool(tensors, given)}
 
 
-def _pool(
-    shapes: Mapping[str, Shape], known: Mapping[str, Any], pooled: list[int]
-) -> dict[str, Any]:
-    """Kind, dimensions and window of the pools, which stand after the blocks `pooled`."""
-    said = str(known.get("variant", "")).lower()
-    conv = next((shapes[k] for k in shapes if _POOL_CONV.match(k) and len(shapes[k]) >= 3), None)
+def _pool(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns kind, places, dimensions and window of the pools."""
+    said = str(given.get("variant", "")).lower()
+    conv = next((x.shape for k, x in tensors.items() if _POOL_CONV.match(k) and x.ndim >= 3), None)
     average = "avg" in said or "average" in said
-    pool = known.get("pool", "conv" if conv else "average" if average else "max")
-    pool = "average" if pool == "avg" else pool
+    pool = given.get("pool", "conv" if conv else "average" if average else "max")
     flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
-    window = conv[-1] if conv else ints("pool_kernel_size", known.get("pool_kernel_size", 3))[0]
-    between = pooled[1] - pooled[0] if len(pooled) > 1 else known["depth"]
     return {
-        "stage_depth": ints("pool_block_width", known.get("pool_block_width", between))[0],
-        "pool": pool,
-        "pool_dims": ints("pool_dims", known.get("pool_dims", 1 if flat else 2))[0],
-        "pool_window": window,
+        "stage_depth": needed(given, "pool_block_width"),
+        "pool": "average" if pool == "avg" else pool,
+        "pool_dims": field(given, "pool_dims", 1 if flat else 2),
+        "pool_window": field(given, "pool_kernel_size", 3),
     }
 
 
@@ -229,27 +172,17 @@ HVT = TorchWeights(
 # --- DHVT ----------------------------------------------------------------------------------------
 
 
-def _dhvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    shapes = {k: v.shape for k, v in tensors.items()}
-    inferred: dict[str, Any] = {}
-    convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
-    if "patch_embed.proj.0.0.weight" in convs:
-        inferred["num_channels"] = shapes["patch_embed.proj.0.0.weight"][1]
-        inferred["patch_size"] = 2 ** len(convs)
-    up, heads = shapes.get("blocks.0.mlp.conv1.weight"), shapes.get("blocks.0.attn.pos_embed")
-    if up and len(up) == 4:
-        inferred["mlp_ratio"] = up[0] / up[1]
-    if heads and len(heads) == 3:
-        inferred["num_heads"] = heads[1]
-    model, data, known = _timm_settings(family, shapes, given, **inferred)
-    model |= {
-        "embed_dim": known["embed_dim"],
+def _dhvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **family.defaults,
+        **_timm_settings(family, given),
+        "embed_dim": needed(given, "embed_dim"),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
         "affine": "patch_embed.pre_affine.alpha" in tensors,
         "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
         "positions": "pos_embed" in tensors,
-        "representation": shapes.get("pre_logits.fc.weight", (0,))[0],
+        "representation": len(tensors.get("pre_logits.fc.weight", ())),
     }
-    return {**family.defaults, **model}, data
 
 
 def _affine(ours: str, theirs: str) -> Table:
@@ -307,34 +240,17 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
     return ("head", 1) if authors else ("head.fc", 0)
 
 
-def _swin_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes, but for what rounding and small maps hide."""
+def _swin_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the arguments of timm's `SwinTransformer`, whose own defaults are those of Swin-T."""
     for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
         only(given, name, usual)
-    shapes, block = {k: v.shape for k, v in tensors.items()}, "layers.{}.blocks.{}.{}"
-    stages = range(sum(block.format(s, 0, "norm1.weight") in shapes for s in range(len(shapes))))
-
-    def of_first(name: str) -> list[Shape]:
-        return [shapes[block.format(s, 0, name)] for s in stages]
-
-    tables = of_first("attn.relative_position_bias_table")
-    shown = [(math.isqrt(n) + 1) // 2 for n, _ in tables]
-    (hidden, width), *_ = of_first("mlp.fc1.weight")
-    model = {
-        "patch": shapes[f"{_SWIN_PATCHES}.weight"][2],
-        "widths": tuple(width for (width,) in of_first("norm1.weight")),
-        "depths": tuple(
-            sum(k.startswith(f"layers.{s}.") and k.endswith("norm1.weight") for k in shapes)
-            for s in stages
-        ),
-        "heads": tuple(heads for _, heads in tables),
-        "windows": _windows(given.get("window_size") or shown, len(stages)),
-        "mlp_ratio": field(given, "mlp_ratio", hidden / width),
-        "qkv_bias": block.format(0, 0, "attn.qkv.bias") in shapes,
-        "drop_path": field(given, "drop_path_rate", family.defaults["drop_path"]),
-    }
-    head, _ = _swin_names(tensors)
-    return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{head}.weight")
+    names = {"patch": "patch_size", "depths": "depths", "heads": "num_heads"}
+    names |= {"mlp_ratio": "mlp_ratio", "qkv_bias": "qkv_bias", "drop_path": "drop_path_rate"}
+    model = read(given, names, family.settings("t"))
+    width = field(given, "embed_dim", 96)
+    stages = len(model["depths"])
+    model["widths"] = tuple(width * 2**stage for stage in range(stages))
+    return {**model, "windows": _windows(given.get("window_size") or 7, stages)}
 
 
 def _windows(size: Any, stages: int) -> tuple[int, ...]:
@@ -343,10 +259,7 @@ def _windows(size: Any, stages: int) -> tuple[int, ...]:
     One or two integers, rows and columns, are for all stages; a longer list has an entry per stage.
     """
     of_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
-    sides = [ints("window_size", one) for one in ([size] * stages if of_all else size)]
-    if any(len({*side}) > 1 for side in sides):
-        raise ValueError(f"window_size={size} has windows that are not square: not supported")
-    return tuple(side[0] for side in sides)
+    return tuple(several(one)[0] for one in ([size] * stages if of_all else size))
 
 
 def _swin(c: Any, keys: Collection[str]) -> Table:

@@ -10,61 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.models import conv_layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.vix import stems
 from hsvit_jax.models.vix.mixer_config import KEYS, PINV_STEPS
 from hsvit_jax.weights.torch.base import (
     Placed,
-    Sections,
     Shape,
     Table,
     Tensors,
     TorchWeights,
     field,
-    input_shape,
-    ints,
     kernel_shape,
+    needed,
     only,
     pair,
+    read,
+    several,
     timm_block,
 )
 
 #: Rotary tables, which are computed.
 _IGNORED = r"(.*\.)?layer_pos_emb\."
 _TOKEN_MLP = re.compile(r"(\d+)\.0\.fn\.0\.weight$")
-#: The projection that makes queries: its name, its tensor's rank, and what it makes beside them.
-_QUERIES = (("to_qkv", 2, 3), ("qkv", 2, 3), ("to_q.0", 4, 1), ("to_q.net.2", 4, 1))
+#: The projection that makes queries: its name, and how many parts it makes.
+_QUERIES = (("to_qkv", 3), ("qkv", 3), ("to_q", 1), ("to_q.0", 1), ("to_q.net.2", 1))
 
-# --- What the tensors' shapes tell ---------------------------------------------------------------
-
-
-def argument(given: Mapping[str, Any], *names: str) -> int | None:
-    """The first of these constructor arguments that is there, one integer, or None."""
-    values = [ints(name, given[name])[0] for name in names if given.get(name) is not None]
-    return values[0] if values else None
-
-
-def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
-    """The shape of a tensor that sizes are read from; raises ValueError for another rank."""
-    sizes = tensors[key].shape
-    if len(sizes) != rank or min(sizes) < 1:
-        raise ValueError(f"cannot read the network's sizes: {key} has the shape {sizes}")
-    return sizes
-
-
-def _image_size(given: Mapping[str, Any], otherwise: Shape = ()) -> Shape:
-    """Rows and columns by option or constructor; raises ValueError for other than one or two."""
-    size = given.get("image_size", given.get("img_size"))
-    return otherwise if size is None else pair(size)
-
-
-def _side(tokens: int | None) -> int:
-    """Of a square map. Raises ValueError where the tokens are unknown or make none."""
-    side = math.isqrt(tokens or 0)
-    if not tokens or side * side != tokens:
-        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-    return side
+# --- Networks by their tensors' names ------------------------------------------------------------
 
 
 def count(tensors: Tensors, key: str, start: int = 0) -> int:
@@ -76,143 +46,57 @@ def count(tensors: Tensors, key: str, start: int = 0) -> int:
 
 
 def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the mixer whose tensors' names begin with `key`, such as 'layers.0.fn.'.
+    """Returns the settings of the mixer whose tensors' names begin with `key`.
 
-    Heads that no shape tells come from the constructor, and so do nystrom's landmarks
-    (`num_landmarks` or `m`; 64 without either) and the dropout. What is converted couples the batch
-    as the reference does. Raises ValueError for heads that stay unknown or do not fit, and for
-    another number of iterations of the pseudo-inverse than ours.
+    Nystrom's landmarks (`num_landmarks` or `m`) are 64 where the constructor has none. What is
+    converted couples the batch as the reference does. Raises ValueError for another number of
+    iterations of the pseudo-inverse than ours.
     """
-    inferred: dict[str, Any] = {name: key.default for name, key in KEYS.items()}
-    inferred["batch_coupling"] = True
-    inferred["dropout"] = field(given, "dropout", 0.0)
-    table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
-    width = table.shape[-1] if table is not None and table.ndim == 2 else None
-    heads = argument(given, "num_heads", "heads")
-    queries = next((row for row in _QUERIES if f"{key}{row[0]}.weight" in tensors), None)
-    if f"{key}fast_attention.projection_matrix" in tensors:
-        inferred["mixer"] = "performer"
-        inferred["features"], width = shape(tensors, f"{key}fast_attention.projection_matrix", 2)
-        inner = shape(tensors, f"{key}to_q.weight", 2)[0]
-    elif f"{key}proj_k" in tensors:
-        inferred["mixer"] = "linformer"
-        inferred["projections"] = shape(tensors, f"{key}proj_k", 2)[1]
-        inner = shape(tensors, f"{key}to_q.weight", 2)[0]
-        keys = shape(tensors, f"{key}to_k.weight", 2)[0]
-        inferred["one_kv_head"] = keys != inner or (heads == 1 and table is None)
-        width = keys if inferred["one_kv_head"] else width
-    elif queries:
-        name, rank, parts = queries
-        inner = shape(tensors, f"{key}{name}.weight", rank)[0] // parts
-        if f"{key}res_conv.weight" in tensors:
-            inferred["mixer"] = "nystrom"
-            only(given, "pinv_iterations", PINV_STEPS)
-            heads, _, inferred["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
-            inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
-        elif not heads:
-            width = width or argument(given, "dim_head")
-    elif key and (other := next((name for name in tensors if name.startswith(key)), "")):
-        raise ValueError(
-            f"cannot read the network's sizes: beside {other}, {key}{_QUERIES[0][0]}.weight or "
-            "another projection to queries is missing"
-        )
-    else:
-        return {**inferred, "mixer": "fnet"}
-    if width is None and heads is None:
-        raise ValueError("the tensors' shapes do not tell the number of heads: say --heads")
-    heads = inner // width if width else heads
-    if heads < 1 or inner % heads or (width and heads * width != inner):
-        raise ValueError(f"heads={heads} (width {width}) do not divide the attention's {inner}")
-    return {**inferred, "heads": heads, "head_dim": inner // heads}
+    mixer: dict[str, Any] = {"dropout": field(given, "dropout", 0.0), "batch_coupling": True}
+    mixer = {**{name: setting.default for name, setting in KEYS.items()}, **mixer}
+    queries = ((f"{key}{name}.weight", parts) for name, parts in _QUERIES)
+    query, parts = next((row for row in queries if row[0] in tensors), ("", 0))
+    if not query:
+        return {**mixer, "mixer": "fnet"}
+    heads, inner = needed(given, "num_heads", "heads"), len(tensors[query]) // parts
+    if (features := tensors.get(f"{key}fast_attention.projection_matrix")) is not None:
+        mixer |= {"mixer": "performer", "features": len(features)}
+    elif (sequence := tensors.get(f"{key}proj_k")) is not None:
+        alone = len(tensors[f"{key}to_k.weight"]) != inner or (heads == 1 and not _rope(tensors))
+        mixer |= {"mixer": "linformer", "projections": sequence.shape[1], "one_kv_head": alone}
+    elif (convolution := tensors.get(f"{key}res_conv.weight")) is not None:
+        only(given, "pinv_iterations", PINV_STEPS)
+        names = (name for name in ("num_landmarks", "landmarks", "m") if given.get(name))
+        mixer |= {"mixer": "nystrom", "landmarks": field(given, next(names, ""), 64)}
+        mixer["residual_kernel"] = convolution.shape[2]
+    return {**mixer, "heads": heads, "head_dim": inner // heads}
 
 
-def conv_weights(tensors: Tensors, key: str) -> list[tuple[int, ...]]:
-    """Shapes of a stem's convolutions, whose tensors' names begin with `key`; [] for none."""
-    names = [
-        re.match(re.escape(key) + r"(\d+)\.weight$", k) for k, t in tensors.items() if t.ndim == 4
-    ]
-    return [shape(tensors, f"{key}{i}.weight", 4) for i in range(sum(map(bool, names)))]
+def _rope(tensors: Tensors) -> bool:
+    return any(re.match(_IGNORED, key) for key in tensors)
 
 
-def token_count(tensors: Tensors, mixer: str, cls: int = 0) -> int | None:
-    """Tokens without CLS, where positions or a projection along the sequence tell."""
-    for key, rank in (("pos_embedding", 3), (f"{mixer}proj_k", 2)):
-        if key in tensors:
-            return shape(tensors, key, rank)[rank - 2] - cls
-    return None
+def _embedding(tensors: Tensors, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the settings of the patches or the stem whose tensors' names begin with `key`."""
+    widths = _conv_widths(tensors, key)
+    if not widths:
+        patch = several(needed(given, "patch_size"))[0]
+        return {"patch": patch, "stem_channels": (), "stem_strides": ()}
+    return {"patch": 1, "stem_channels": widths[:-1], "stem_strides": _strides(given, len(widths))}
 
 
-def _rotary_tokens(tensors: Tensors, given: Mapping[str, Any], landmarks: int) -> int | None:
-    """Tokens without CLS by the rotary table, which may be of nystrom's padded sequence.
-
-    landmarks: nystrom's; 0 for the other mixers.
-    """
-    rows = next((t.shape[0] for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), 0)
-    if not landmarks:
-        return rows - 1 if rows else None
-    pixels = math.prod(_image_size(given) or (0,))
-    return pixels if pixels and 0 <= rows - 1 - pixels < landmarks else None
+def _conv_widths(tensors: Tensors, key: str) -> tuple[int, ...]:
+    """The widths of a stem's convolutions, whose tensors' names begin with `key`."""
+    name = re.compile(re.escape(key) + r"(\d+)\.weight")
+    found = {int(m[1]): len(x) for k, x in tensors.items() if x.ndim == 4 and (m := name.match(k))}
+    return tuple(found[number] for number in sorted(found))
 
 
-def embedding(
-    tensors: Tensors, given: Mapping[str, Any], key: str, tokens: int | None, *, linear_at: int
-) -> Sections:
-    """Settings of patches or stem, and of the section `data` all but the classes.
-
-    key: what the tensors' names begin with; linear_at: number of the linear map of patches.
-    """
-    images, weights = input_shape(tensors), conv_weights(tensors, key)
-    if weights:
-        image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
-        widths = tuple(w[0] for w in weights[:-1])
-        sizes = {"patch": 1, "stem_channels": widths, "stem_strides": strides}
-        return sizes, {"image_size": image_size, "channels": weights[0][1]}
-    pixels = shape(tensors, f"{key}{linear_at}.weight", 2)[1]
-    channels = argument(given, "num_channels", "channels") or (images[1] if images else 3)
-    if len({*ints("patch_size", given.get("patch_size") or 1)}) > 1:
-        raise ValueError(f"patch_size={given['patch_size']}: patches must be square")
-    patch = argument(given, "patch_size") or math.isqrt(pixels // channels)
-    if patch * patch * channels != pixels:
-        raise ValueError(
-            f"{key}{linear_at}.weight is for patches of {pixels} values, which are not "
-            f"{patch}×{patch} pixels of {channels} channels: say --channels"
-        )
-    size = _image_size(given, images[2:]) or (_side(tokens) * patch,) * 2
-    data = {"image_size": size, "channels": channels}
-    return {"patch": patch, "stem_channels": (), "stem_strides": ()}, data
-
-
-def stem_sizes(
-    given: Mapping[str, Any], image: Shape, convs: int, tokens: int | None
-) -> tuple[Shape, Shape]:
-    """Image size and strides of a stem, from what is known of both and of the map's tokens.
-
-    image: rows and columns of the file's images, or (). The reference calls `image_size` what its
-    stem leaves, where the stem has strides; a size that has `tokens` pixels is read so. Strides
-    that nothing tells are the paper's for images of that size.
-    """
-    strides = next(
-        (ints(k, given[k]) for k in ("pool_strides", "stem_strides", "stride") if given.get(k)), ()
-    )
-    strides = (*strides, *(1,) * (convs - len(strides))) if strides else ()
-    size, shrinks = _image_size(given), math.prod(strides)
-    if image:
-        if size and not tokens and not strides:
-            tokens = math.prod(size)
-        size = image
-    elif not size:
-        size = (_side(tokens) * shrinks,) * 2
-    elif tokens == math.prod(size):
-        size = (size[0] * shrinks, size[1] * shrinks)
-    if not strides:
-        ways = [
-            *((2,) * n + (1,) * (convs - n) for n in range(convs + 1)),
-            (4, *(1,) * (convs - 1)),
-        ]
-        maps = (math.prod(conv_layers.map_size(size, way)) for way in ways)
-        usual = stems.default_strides(size, convs) if tokens is None else ways[0]
-        strides = next((w for w, n in zip(ways, maps, strict=True) if n == tokens), usual)
-    return size, strides
+def _strides(given: Mapping[str, Any], convs: int) -> tuple[int, ...]:
+    """The strides of as many convolutions, 1 where the constructor has none."""
+    names = ("pool_strides", "stem_strides", "stride")
+    strides = next((several(given[name]) for name in names if given.get(name)), ())
+    return (*strides, *(1,) * convs)[:convs]
 
 
 # --- Mixers and blocks ---------------------------------------------------------------------------
@@ -248,33 +132,28 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 # --- ViX -----------------------------------------------------------------------------------------
 
 
-def _vix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _vix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
         depth = count(tensors, "{}.0.fn.", start)
-        head = f"{start + depth + 2}.weight"
-        hidden, tokens, _ = shape(tensors, f"{start}.0.fn.0.weight", 3)
+        hidden, tokens, _ = tensors[f"{start}.0.fn.0.weight"].shape
         model = find(tensors, "", given) | {"mixer": "mlp_mixer", "expansion": hidden / tokens}
         model |= {"mlp_dim": 256, "positions": "learned", "head_pool": "cls"}
+        dim = tensors[f"{start + depth + 2}.weight"].shape[1]
     else:
-        mixer = "transformer.layers.0.0.fn."
-        key, head = "to_patch_embedding.", "mlp_head.1.weight"
-        depth = count(tensors, "transformer.layers.{}.")
-        tokens = token_count(tensors, mixer, cls=1)
-        model = find(tensors, mixer, given) | {"expansion": 1.0}
-        if tokens is None:
-            landmarks = model["landmarks"] if model["mixer"] == "nystrom" else 0
-            tokens = _rotary_tokens(tensors, given, landmarks)
-        model["mlp_dim"] = shape(tensors, "transformer.layers.0.1.fn.net.0.weight", 2)[0]
-        rope = any(re.match(_IGNORED, k) for k in tensors) or "pos_embedding" not in tensors
+        key, depth = "to_patch_embedding.", count(tensors, "transformer.layers.{}.")
+        model = find(tensors, "transformer.layers.0.0.fn.", given) | {"expansion": 1.0}
+        model["mlp_dim"] = len(tensors["transformer.layers.0.1.fn.net.0.weight"])
+        rope = _rope(tensors) or "pos_embedding" not in tensors
         model["positions"] = "rope" if rope else "learned"
         model["head_pool"] = only(given, "pool", "cls", "mean")
-    classes, dim = shape(tensors, head, 2)
-    sizes, data = embedding(tensors, given, key, tokens, linear_at=1)
-    model |= {**sizes, "embed_dim": dim, "depth": depth}
-    model["embed_dropout"] = field(given, "emb_dropout", 0.0)
-    return model, {**data, "num_classes": classes}
+        dim = tensors["mlp_head.1.weight"].shape[1]
+    model |= {**_embedding(tensors, given, key), "embed_dim": dim, "depth": depth}
+    if "input" not in tensors and given["image_size"]:  # of the map that the stem leaves
+        shrinks = math.prod(model["stem_strides"])
+        model["image_size"] = tuple(side * shrinks for side in pair(given["image_size"]))
+    return {**model, "embed_dropout": field(given, "emb_dropout", 0.0)}
 
 
 def _vix(c: Any, keys: Collection[str]) -> Table:
@@ -309,19 +188,16 @@ VIX = TorchWeights(
 _LEVIX_FIRST = "backbone.0.layers.0."
 
 
-def _levix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    tokens = token_count(tensors, f"{_LEVIX_FIRST}0.")
-    sizes, data = embedding(tensors, given, "conv_embedding.", tokens, linear_at=0)
-    classes, dim = shape(tensors, "mlp_head.weight", 2)
-    model = {
+def _levix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    stem = _embedding(tensors, given, "conv_embedding.")
+    return {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
-        "stem_channels": sizes["stem_channels"],
-        "stem_strides": sizes["stem_strides"],
-        "embed_dim": dim,
+        "stem_channels": stem["stem_channels"],
+        "stem_strides": stem["stem_strides"],
+        "embed_dim": tensors["mlp_head.weight"].shape[1],
         "depth": count(tensors, "backbone.0.layers.{}."),
-        "mlp_dim": shape(tensors, f"{_LEVIX_FIRST}1.net.0.weight", 4)[0],
+        "mlp_dim": len(tensors[f"{_LEVIX_FIRST}1.net.0.weight"]),
     }
-    return model, {**data, "num_classes": classes}
 
 
 def _levix(c: Any, keys: Collection[str]) -> Table:
@@ -348,55 +224,33 @@ LEVIX = TorchWeights(("mlp_head.weight",), _levix_settings, _levix)
 _CCX_BLOCK = "classifier.blocks."
 
 
-def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Strides that nothing tells are those that leave as many tokens as there are positions."""
-    convs = count(tensors, "tokenizer.conv_layers.{}.0.") or 1
-    weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
-    kernel, d = weights[0][2], weights[-1][0]
-    window = argument(given, "pooling_kernel_size") or 3
-    paddings = [
-        size // 2 if (padding := argument(given, name)) is None else padding
-        for name, size in (("padding", kernel), ("pooling_padding", window))
-    ]
-    image_size = _image_size(given, input_shape(tensors)[2:]) or (_side(None),) * 2
-    said = given.get("pool_strides", given.get("stride"))
-    usual = (1, (2, *(1,) * (convs - 1))) if said is None else (said,)
-    pool = argument(given, "pooling_stride")
-    ways = [
-        (strides * convs if len(strides) == 1 else strides[:convs], pool_stride)
-        for pool_stride in ((1, 2) if pool is None else (pool,))
-        for strides in (ints("stride", one) for one in usual)
-    ]
-
-    def tokens(way: tuple[Shape, int]) -> int:
-        convolution, pool = (kernel, paddings[0]), (window, way[1], paddings[1])
-        return math.prod(stems.tokenizer_map(image_size, way[0], convolution, pool))
-
-    has_positions = given.get("positional_embedding") != "none"  # learned, or of sines
-    positions = shape(tensors, "classifier.positional_emb", 3)[1] if has_positions else 0
-    strides, pool_stride = next((way for way in ways if tokens(way) == positions), ways[0])
+def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    convs = count(tensors, "tokenizer.conv_layers.{}.0.")
+    weights = [tensors[f"tokenizer.conv_layers.{i}.0.weight"] for i in range(convs)]
+    kernel, d = weights[0].shape[2], len(weights[-1])
+    strides = several(needed(given, "pool_strides", "stride"))
+    window = field(given, "pooling_kernel_size", 3)
+    paddings = (field(given, "padding", kernel // 2), field(given, "pooling_padding", window // 2))
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
     if mixer["heads"] * mixer["head_dim"] == d:
         mixer["head_dim"] = 0  # they share a token's width
     softmax = mixer["mixer"] == "softmax"
-    model = {
+    return {
         **mixer,
-        "conv_channels": tuple(w[0] for w in weights[:-1]),
-        "conv_strides": strides,
+        "conv_channels": tuple(map(len, weights[:-1])),
+        "conv_strides": strides * convs if len(strides) == 1 else strides[:convs],
         "conv_kernel": kernel,
         "conv_padding": -1 if paddings[0] == kernel // 2 else paddings[0],
         "pool_window": window,
-        "pool_stride": pool_stride,
+        "pool_stride": field(given, "pooling_stride", 1),
         "pool_padding": -1 if paddings[1] == window // 2 else paddings[1],
-        "positions": has_positions,
+        "positions": given.get("positional_embedding") != "none",  # learned, or of sines
         "embed_dim": d,
         "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
-        "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],
+        "mlp_dim": len(tensors[f"{_CCX_BLOCK}0.linear1.weight"]),
         "attention_dropout": field(given, "attention_dropout", 0.1) if softmax else 0.0,
         "drop_path": field(given, "stochastic_depth", 0.1),
     }
-    classes = shape(tensors, "classifier.fc.weight", 2)[0]
-    return model, {"image_size": image_size, "channels": weights[0][1], "num_classes": classes}
 
 
 def _ccx(c: Any, keys: Collection[str]) -> Table:
@@ -424,27 +278,19 @@ CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
 # --- CvX -----------------------------------------------------------------------------------------
 
 
-def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
-    option, or `fmap` (a side of the first stage's map) and `stride` in its constructor.
-    """
+def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    """The constructor has no image's size but `fmap`, a side of the first stage's map."""
     stages = count(tensors, "layers.{}.0.")
-    d, channels, *_ = shape(tensors, "layers.0.0.weight", 4)
-    attention = "layers.0.2.layers.0.0.fn."
-    fmap, stride = argument(given, "fmap"), argument(given, "stride") or 1
-    if fmap and "image_size" not in given:
-        given = {**given, "image_size": fmap * stride}
-    tokens = token_count(tensors, attention)
-    image_size, strides = stem_sizes(given, input_shape(tensors)[2:], stages, tokens)
     model = {
-        **find(tensors, attention, given),
-        "stage_strides": strides,
+        **find(tensors, "layers.0.2.layers.0.0.fn.", given),
+        "stage_strides": _strides(given, stages),
         "depths": tuple(count(tensors, f"layers.{s}.2.layers.{{}}.") for s in range(stages)),
-        "embed_dim": d,
-        "mlp_dim": shape(tensors, "layers.0.2.layers.0.1.fn.net.0.weight", 4)[0],
+        "embed_dim": len(tensors["layers.0.0.weight"]),
+        "mlp_dim": len(tensors["layers.0.2.layers.0.1.fn.net.0.weight"]),
     }
-    classes = shape(tensors, f"layers.{stages + 2}.weight", 2)[0]
-    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+    if not given["image_size"]:
+        model["image_size"] = needed(given, "fmap") * model["stage_strides"][0]
+    return model
 
 
 def _channel_norm(ours: str, theirs: str) -> Table:
@@ -480,19 +326,16 @@ CVX = TorchWeights(("layers.0.1.g",), _cvx_settings, _cvx)
 _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
 
 
-def _pix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    tokens = token_count(tensors, "", cls=1)
-    sizes, data = embedding(tensors, given, "to_patch_embedding.", tokens, linear_at=_PIX_LINEAR)
+def _pix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     stages = -(-count(tensors, "layers.{}.") // 2)
-    model = {
+    return {
         **find(tensors, "layers.0.layers.0.0.fn.", given),
         "embed_dropout": field(given, "emb_dropout", 0.0),
-        **sizes,
-        "embed_dim": shape(tensors, "cls_token", 3)[2],
+        **_embedding(tensors, given, "to_patch_embedding."),
+        "embed_dim": tensors["cls_token"].shape[2],
         "depths": tuple(count(tensors, f"layers.{2 * s}.layers.{{}}.") for s in range(stages)),
-        "mlp_dim": shape(tensors, "layers.0.layers.0.1.fn.net.0.weight", 2)[0],
+        "mlp_dim": len(tensors["layers.0.layers.0.1.fn.net.0.weight"]),
     }
-    return model, {**data, "num_classes": shape(tensors, "mlp_head.1.weight", 2)[0]}
 
 
 def _pix(c: Any, keys: Collection[str]) -> Table:
@@ -530,35 +373,16 @@ PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
 _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.weight"
 
 
-def _t2t_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes, but for the heads (of width 64 in all published networks) and what
-    rounding hides of the image's."""
-    performer = f"{_T2T.format(1)}.w" in tensors
-    first = "kqv" if performer else "attn.qkv"
-    dim = shape(tensors, _T2T_PROJECT, 2)[0]
-    inner, pixels = shape(tensors, f"{_T2T.format(1)}.{first}.weight", 2)
-    usual, heads = family.defaults, argument(given, "num_heads")
-    if heads is None and dim % 64:
-        raise ValueError("the tensors' shapes do not tell the number of heads: say --heads")
-    model = {
-        "token_layer": "performer" if performer else "softmax",
-        "token_dim": inner // 3,
-        "token_dropout": usual["token_dropout"] if performer else 0.0,
-        "embed_dim": dim,
-        "depth": count(tensors, "blocks.{}.norm1.weight"),
-        "heads": dim // 64 if heads is None else heads,
-        "mlp_ratio": shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
-        "qk_scale": field(given, "qk_scale", 0.0),
-        "drop_path": field(given, "drop_path_rate", usual["drop_path"]),
-    }
-    side = 16 * math.isqrt(shape(tensors, "pos_embed", 3)[1] - 1)
-    data = {
-        "image_size": input_shape(tensors)[2:] or _image_size(given, (side, side)),
-        "channels": pixels // 49,
-        "num_classes": shape(tensors, "head.weight", 2)[0],
-    }
-    return model, data
+def _t2t_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the arguments of the authors' `T2T_ViT`, with its own defaults."""
+    usual = {**family.defaults, "embed_dim": 768, "depth": 12, "heads": 12, "mlp_ratio": 4.0}
+    usual |= {"token_dim": 64, "qkv_bias": False, "qk_scale": 0.0}
+    names = {"embed_dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
+    names |= {name: name for name in ("mlp_ratio", "token_dim", "qkv_bias", "qk_scale")}
+    model = read(given, names | {"drop_path": "drop_path_rate"}, usual)
+    kind = only(given, "tokens_type", "performer", "transformer")
+    model["token_layer"] = "performer" if kind == "performer" else "softmax"
+    return {**model, "token_dropout": usual["token_dropout"] if kind == "performer" else 0.0}
 
 
 def _joined(name: str, size: int) -> Placed:

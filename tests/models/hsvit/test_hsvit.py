@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import convnet_files, torch_files
+from support import convnet_files
 
 from hsvit_jax import models
 from hsvit_jax.models import costs, network
@@ -372,33 +372,6 @@ def test_losing_groups_one_after_the_other():
     assert model.group_ids().tolist() == [0, 2]
     with pytest.raises(ValueError, match=r"cannot lose \[0, 1, 2\] of 3 groups"):
         model.without({0, 2})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"conv_kernel_nums": "64"}, "conv_kernel_nums must hold integers; got '64'"),
-        ({"dropout": [0.1]}, r"dropout must be of type float; got \[0.1\]"),
-    ],
-)
-def test_a_constructor_that_does_not_fit_says_so(given, message):
-    model = small(image_size=(8, 8))
-    entries = torch_files.listing("hsvit", model)
-    tensors = {entry.key: np.zeros(entry.shape, np.float32) for entry in entries}
-    with pytest.raises(ValueError, match=message):
-        torch_files.settings(
-            "hsvit", tensors, {"image_size": 8, "pool_strides": [2, 2], "num_heads": 2, **given}
-        )
-
-
-def test_constructor_arguments_that_are_null_are_read_from_the_tensors():
-    model = small(image_size=(8, 8), pool_strides=(2, 2))
-    entries = torch_files.listing("hsvit", model)
-    tensors = {entry.key: np.zeros(entry.shape, np.float32) for entry in entries}
-    given = {"pool_strides": [2, 2], "conv_kernel_nums": None, "dropout": None, "num_heads": 2}
-    settings, data = torch_files.settings("hsvit", tensors, given)
-    assert settings["conv_channels"] == (5, 15) and data["image_size"] == (8, 8)
-    assert settings["dropout"] == 0.2
 
 
 @pytest.mark.parametrize(

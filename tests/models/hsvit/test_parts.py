@@ -76,7 +76,7 @@ def test_a_part_has_the_trunk_that_it_needs():
 def test_what_cannot_be_cut_says_so():
     network = hsvit.HSViT(BASE)
     params, stats = small_runs.made_up_values(network)
-    with pytest.raises(ValueError, match=r"8 attention groups cannot split into 3 parts: .*1, 2"):
+    with pytest.raises(ValueError, match=r"8 groups cannot split into 3 parts: .*1, 2"):
         parts.cut(network, params, stats, 3)
     with pytest.raises(ValueError, match="this network has none"):
         parts.cut(hsvit.HSViT(dataclasses.replace(BASE, groups=0)), params, stats, 2)

@@ -152,8 +152,8 @@ def test_a_representation_is_the_classifier_s_input():
     model = models.build(settings, image_size=(8, 8), channels=3, num_classes=5)
     tensors = state_dicts.drawn({e.key: e.shape for e in torch_files.listing("dhvt", model)})
     assert tensors["pre_logits.fc.weight"].shape == (6, 8)
-    told, data = torch_files.settings("dhvt", tensors, {"img_size": 8})
-    assert (told["representation"], told["embed_dim"], data["num_classes"]) == (6, 8, 5)
+    given = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
+    assert torch_files.settings("dhvt", tensors, given)[0]["representation"] == 6
     params, stats = torch.table(dhvt.FAMILY.name).load(tensors, model)
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     cls_BD = np.asarray(model.views(params, stats, images)["tokens"][-1], np.float64)[:, 0]

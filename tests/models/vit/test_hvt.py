@@ -50,7 +50,6 @@ def test_lengths_of_the_sequence(changes, lengths):
         ({"pool_dims": 3}, "pool_dims must be 1 or 2; got 3"),
         ({"pool_dims": 2, "pool_window": 2}, "odd in 2-D; got 2"),
         ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\); got 1.0"),
-        ({"cls": True}, "no CLS token"),
         ({"heads": 0}, "sizes must be positive"),
         ({"stage_depth": -1}, "sizes must be positive"),
     ],

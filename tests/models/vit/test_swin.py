@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 from support import convnet_files, hf_files, torch_files
 
-from hsvit_jax.commands import convert
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vit import swin
-from hsvit_jax.weights import pretrained, torch
-
-
-def test_tensors_tell_as_much_as_the_constructor(golden_dir):
-    tensors, *_, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
-    shown, _ = torch.torch_settings(family, tensors, {})
-    told, _ = torch.torch_settings(family, tensors, description["constructor"])
-    assert shown == {**told, "drop_path": 0.2}
+from hsvit_jax.weights import read, torch
+from hsvit_jax.weights.convert import convert
 
 
 def test_shifted_windows_of_a_map_that_they_do_not_divide():
@@ -58,11 +51,6 @@ def test_shifted_windows_of_a_map_that_they_do_not_divide():
             np.testing.assert_allclose(ours[where], module.out(mixed), atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["t", pytest.param("b", marks=pytest.mark.slow)])
-def test_shapes_tell_the_variant(variant):
-    assert torch_files.variant_of_shapes("swin", variant) == variant
-
-
 def test_the_authors_names(golden_dir, tmp_path):
     """They merge at the end of a stage, and name the classifier alone; both readers take them."""
     with np.load(golden_dir / "timm-swin-train.npz") as golden:
@@ -71,12 +59,12 @@ def test_the_authors_names(golden_dir, tmp_path):
         tensors = {k.replace(old, new): v for k, v in tensors.items()}
     tensors["layers.0.blocks.0.attn.relative_position_index"] = np.zeros((16, 16), np.int64)
     np.savez(tmp_path / "authors.npz", **tensors)
-    report = convert.convert_file(tmp_path / "authors.npz")
+    report = convert(tmp_path / "authors.npz")
     assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
     _, network, *trees, _, _ = convnet_files.read(golden_dir / "timm-swin-train.npz")
     wrapped = {f"module.{k}": v for k, v in tensors.items() if "." in k and "/" not in k}
-    read = pretrained.load(tmp_path, wrapped, "swin", network, fresh_classifier=False)
-    jax.tree.map(np.testing.assert_array_equal, [read.params, read.stats], trees)
+    found = read.read(tmp_path, wrapped, {}, network, "swin")
+    jax.tree.map(np.testing.assert_array_equal, [found.params, found.stats], trees)
 
 
 def test_window_sizes_of_all_stages_and_of_each(golden_dir):
@@ -84,12 +72,9 @@ def test_window_sizes_of_all_stages_and_of_each(golden_dir):
     tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
     for size in (4, [4, 4], [[4, 4], [4, 4]]):
         given = description["constructor"] | {"window_size": size}
-        settings, _ = torch.torch_settings(family, tensors, given)
+        settings, _ = torch.sections(family, tensors, given)
         assert settings["windows"] == (4, 4)
-    with pytest.raises(ValueError, match=r"window_size=\[4, 2\] has windows that are not square"):
-        torch.torch_settings(family, tensors, description["constructor"] | {"window_size": [4, 2]})
-    published = {"window_size": [7, 7]}
-    assert torch_files.variant_of_shapes("swin", "t", **published) == "t"
+    assert torch_files.settings("swin", {}, {"img_size": 224})[0]["variant"] == "t"
 
 
 def test_windows_are_cut_to_maps():
@@ -109,4 +94,4 @@ def test_windows_are_cut_to_maps():
 def test_arguments_that_no_tensor_tells_are_refused(changes, golden_dir):
     tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
     with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
-        torch.torch_settings(family, tensors, description["constructor"] | changes)
+        torch.sections(family, tensors, description["constructor"] | changes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax.models.vit import deit, hvt, token_pruning
+from hsvit_jax.models.vit import deit, token_pruning
 
 
 def test_the_most_significant_stay_in_their_order():
@@ -32,14 +32,12 @@ def test_tokens_are_weighed_by_their_rank():
 
 
 def test_soft_pruning_of_nothing_is_the_network():
-    config = hvt.HVTConfig(
-        (8, 8), 3, 5, patch=4, heads=2, head_dim=3, depth=1, stage_depth=0, cls=True
-    )
-    params, stats = small_runs.made_up_values(hvt.HVT(config))
+    config = deit.DeiTConfig((8, 8), 3, 5, patch=4, heads=2, head_dim=3, depth=1, cls=True)
+    params, stats = small_runs.made_up_values(deit.DeiT(config))
     soft = deit.SoftlyPruned(config)
     retention = soft.init(jax.random.key(0))[0]["retention"]
     images = np.random.default_rng(2).normal(size=(4, 8, 8, 3)).astype(np.float32)
-    expected, _ = jax.jit(hvt.HVT(config).apply)(params, stats, images)
+    expected, _ = jax.jit(deit.DeiT(config).apply)(params, stats, images)
     logits, _ = jax.jit(soft.apply)({**params, "retention": retention}, stats, images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
@@ -55,7 +53,7 @@ def test_a_schedule_falls_evenly_to_the_share():
 @pytest.mark.parametrize(("cls", "retained"), [(True, (9, 2)), (False, (12, 5))])
 def test_a_block_keeps_the_tokens_that_are_attended_to_most(cls, retained):
     """The tokens after it are those of a block that keeps all, but for those that were dropped."""
-    config = hvt.HVTConfig(
+    config = deit.DeiTConfig(
         image_size=(12, 16),
         image_channels=3,
         num_classes=5,
@@ -63,17 +61,16 @@ def test_a_block_keeps_the_tokens_that_are_attended_to_most(cls, retained):
         heads=2,
         head_dim=3,
         depth=2,
-        stage_depth=0,
         mlp_ratio=2.0,
         cls=cls,
         retained=retained,
         drop_path=0.0,
     )
     images = np.random.default_rng(2).normal(size=(4, 12, 16, 3)).astype(np.float32)
-    params, stats = small_runs.made_up_values(hvt.HVT(config))
+    params, stats = small_runs.made_up_values(deit.DeiT(config))
 
     def views(retained):
-        model = hvt.HVT(dataclasses.replace(config, retained=retained))
+        model = deit.DeiT(dataclasses.replace(config, retained=retained))
         return jax.jit(model.views)(params, stats, images)
 
     pruned = views(retained)

@@ -49,8 +49,9 @@ def test_one_head_as_wide_as_a_token_is_not_projected():
         model = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
         keys = [entry.key for entry in torch_files.listing(family, model)]
         outs = [key for key in keys if ".to_out." in key]
+        given = {"heads": 1, "patch_size": settings["patch"], "image_size": 4}
         assert [key.split(".")[1] for key in outs] == (["2"] * 4 if family == "pix" else [])
-        told, _ = torch_files.settings(family, vix_files.state(family, model), {"heads": 1})
+        told, _ = torch_files.settings(family, vix_files.state(family, model), given)
         assert (told["heads"], told["head_dim"]) == (1, 10)
     ccx = models.build(
         vix_files.small("ccx", heads=1), image_size=(4, 4), channels=3, num_classes=7

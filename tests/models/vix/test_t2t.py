@@ -5,23 +5,16 @@ import math
 import jax
 import numpy as np
 import pytest
-from support import convnet_files, hf_files, torch_files
+from support import convnet_files, hf_files
 
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix import t2t
-from hsvit_jax.weights import torch
 
 SMALL = {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}
 
 
-def test_what_tensors_tell(golden_dir):
-    tensors, *_, family, description = convnet_files.read(golden_dir / "t2t-performer.npz")
-    shown, _ = torch.torch_settings(family, tensors, {"num_heads": 3})
-    told, _ = torch.torch_settings(family, tensors, description["constructor"])
-    assert shown == told
-    with pytest.raises(ValueError, match="number of heads: say --heads"):
-        torch.torch_settings(family, tensors, {})
-    # The positions of the file are those that a fresh network has.
+def test_positions_of_a_file_are_those_of_a_fresh_network(golden_dir):
+    tensors, *_ = convnet_files.read(golden_dir / "t2t-performer.npz")
     np.testing.assert_allclose(tensors["pos_embed"][0], t2t.sinusoids(17, 24), atol=1e-7)
 
 
@@ -59,11 +52,6 @@ def test_every_size_has_its_tokens(side):
     assert params["constants"]["position"].shape[0] == network.config.tokens
 
 
-@pytest.mark.parametrize("variant", ["7", "t-14"])
-def test_shapes_tell_the_variant(variant):
-    assert torch_files.variant_of_shapes("t2t", variant) == variant
-
-
 def test_a_width_survives_its_ratio():
     """A float's rounding takes no channel away: 44·(15/44) is below 15."""
     sizes = {**SMALL, "embed_dim": 44, "mlp_ratio": 15 / 44}
@@ -73,26 +61,6 @@ def test_a_width_survives_its_ratio():
     assert params["stage0"]["blocks"]["0"]["feed_forward"]["up"]["bias"].shape == (15,)
     mixer = {"mixer": "mlp_mixer", "patch": 8, "embed_dim": 44, "expansion": 15 / 44}
     assert hf_files.network("vix", **mixer).config.mlp_dim == 15
-
-
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("t2t", {"token_dim": 4, "embed_dim": 50, "depth": 1, "heads": 1}),
-        ("deit", {"patch": 16, "head_dim": 50, "depth": 1, "heads": 1}),
-        ("dhvt", {"embed_dim": 50, "depth": 1, "heads": 1}),
-    ],
-    ids=["t2t", "deit", "dhvt"],
-)
-def test_a_file_s_width_is_what_its_tensors_have(family, changes):
-    """int(50·2.3) is 114 in the authors' code: a float's rounding took a channel away there."""
-    network = hf_files.network(family, mlp_ratio=114 / 50, **changes)
-    tensors = {
-        entry.key: np.zeros(entry.shape, "f") for entry in torch_files.listing(family, network)
-    }
-    given = {"num_heads": 1, "mlp_ratio": 2.3, "image_size": 64}
-    model, data = torch_files.settings(family, tensors, given)
-    assert torch_files.build(model, data).config.hidden == 114
 
 
 def test_constants_stay_and_scores_have_a_scale():

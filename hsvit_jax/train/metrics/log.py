@@ -1,24 +1,18 @@
-"""Metrics of a run, from process 0: JSON lines, loggers, progress, curves."""
+"""The metrics of a run as JSON lines, from process 0, which hands them to loggers too."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import json
 import math
 import os
-import shutil
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
 
 from hsvit_jax import artifacts
-from hsvit_jax.text import printable
-from hsvit_jax.train import loggers
+from hsvit_jax.train.metrics import loggers
 
 
 class MetricLog:
@@ -52,7 +46,7 @@ class MetricLog:
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = artifacts.append_to(path)
         about = workdir, start_step, anew, config
-        self._loggers = [loggers.Background(name, *about) for name in names]
+        self._loggers = [loggers.Background(name, *about) for name in dict.fromkeys(names)]
 
     def check(self) -> None:
         """Raises ValueError once the file is another one, or gone, and this one's lines with it."""
@@ -221,155 +215,3 @@ def _drop_after(path: Path, step: int) -> bool:
     kept = [line for line in lines if line["step"] <= step]
     artifacts.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
     return anew
-
-
-class Progress:
-    """A live bar on a terminal and in a notebook; plain lines elsewhere.
-
-    Args:
-        start: the step it resumes from.
-        offset: of the run, which its epochs are counted by.
-        best: the highest validation accuracy so far, where there is one.
-        enabled: False shows nothing.
-    """
-
-    _EVERY = 10.0  # seconds between two plain lines
-
-    def __init__(
-        self,
-        total: int,
-        start: int,
-        steps_per_epoch: int,
-        *,
-        offset: int = 0,
-        best: float | None = None,
-        enabled: bool = True,
-    ) -> None:
-        self.best, self._offset = best, offset
-        self._total, self._steps_per_epoch = total, steps_per_epoch
-        self._enabled = enabled
-        self._bar, self._printed = None, -math.inf
-        self._figures: list[str] = []  # behind the bar, the most important first
-        if not enabled:
-            return
-        from tqdm import auto, std
-
-        size: dict[str, Any] = {"dynamic_ncols": True}
-        form = "{desc} {bar} {n_fmt}/{total_fmt}{postfix}"
-        if sys.stderr.isatty():  # tqdm shows nothing on a terminal that does not know its rows
-            size = {"ncols": shutil.get_terminal_size().columns - 1, "nrows": 24}
-            form = form.replace("bar", "bar:6")  # a notebook's is a widget
-        if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
-            bar = auto.tqdm(total=total, initial=start, file=sys.stderr, bar_format=form, **size)
-            self._bar = None if bar.disable else bar  # by TQDM_DISABLE=1: plain lines
-
-    def phase(self, text: str, *, compiling: bool) -> None:
-        """Says what goes on between steps; as a line only where it has to be compiled."""
-        if self._bar is not None:
-            self._draw(f"compiling {text}" if compiling else text)
-            self._bar.refresh()
-        elif compiling:
-            self.say(f"compiling {text} ...")
-
-    def advance(self, step: int) -> None:
-        """Moves the bar to `step`."""
-        if self._bar is not None:
-            self._draw(self._epoch(step))
-            self._bar.update(step - self._bar.n)
-
-    def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows figures of `step`: loss, accuracy, learning_rate, images_per_second, seconds_left.
-
-        The speed and the time left do not count compiling, evaluating and saving.
-        """
-        if not self._enabled:
-            return
-        left = datetime.timedelta(seconds=round(values["seconds_left"]))
-        figures = [f"loss {values['loss']:.4f}", f"accuracy {values['accuracy']:.2%}"]
-        figures += [] if self.best is None else [f"best {self.best:.2%}"]
-        figures += [f"{values['images_per_second']:,.0f} images/s"]
-        figures += [f"rate {values['learning_rate']:.1e}"]
-        if self._bar is not None:
-            self._figures = [f"{left} left", *figures]
-            self.advance(step)
-        elif time.monotonic() - self._printed >= self._EVERY or step == self._total:
-            self._printed = time.monotonic()
-            text = "  ".join([*figures, f"{left} left"])
-            self.say(f"step {step:,}/{self._total:,}  {self._epoch(step)}  {text}")
-
-    def _draw(self, what: str) -> None:
-        """Puts `what` before the bar, and behind it as many figures as the terminal shows."""
-        around = len(what) + 2 * len(str(self._total)) + 11  # with the bar and the counts
-        texts = ["  ".join(self._figures[:n]) for n in range(1, len(self._figures) + 1)]
-        fit = [text for text in texts if around + len(text) <= (self._bar.ncols or math.inf)]
-        self._bar.desc, self._bar.postfix = what, max(fit, key=len, default="")
-
-    def say(self, text: str) -> None:
-        """Prints a line of its own, above the bar."""
-        text = printable(text)
-        if self._bar is not None:
-            self._bar.write(text, file=self._bar.fp)
-        elif self._enabled:
-            print(text, file=sys.stderr, flush=True)
-
-    def _epoch(self, step: int) -> str:
-        """The epoch of a step, of how many; the last may be a part of one."""
-        places = (max(n, 1) + self._offset for n in (step, self._total))
-        epoch, epochs = (-(-place // self._steps_per_epoch) for place in places)
-        return f"epoch {epoch}/{epochs}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-@contextlib.contextmanager
-def forgiven(picture: str) -> Iterator[None]:
-    """Context in which an error, of any kind, is a warning: no picture costs a run anything."""
-    try:
-        yield
-    except Exception as error:
-        warnings.warn(f"no {picture} ({type(error).__name__}: {error})", stacklevel=1)
-
-
-def draw_curves(workdir: Path, title: str) -> Path | None:
-    """Draws loss and accuracy by step from `metrics.jsonl` as `curves.png`.
-
-    Args:
-        title: plain text; a `$` is only a dollar sign.
-
-    Returns:
-        the figure's path; None without any line or, with a warning, where it cannot be drawn.
-    """
-    path = workdir / "curves.png"
-    with forgiven(f"curves: {path} cannot be drawn"):
-        if lines := read_metrics(workdir / "metrics.jsonl"):
-            artifacts.save_figure(_curves(lines, title), path)
-            return path
-    return None
-
-
-def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
-    figure = artifacts.figure(10, 4)
-    loss_axes, accuracy_axes = figure.subplots(1, 2)
-    for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
-        for name, points in series(lines, key).items():
-            style: dict[str, Any] = {"linewidth": 1.4}
-            if len(points) == 1:  # an end-of-run test figure is a point, not a curve
-                style = {"marker": "*", "markersize": 11, "linestyle": "none"}
-                style |= {"color": "black"} if name == "test" else {}
-            if points:
-                label = f"{name}: {points[-1][1]:{form}}"
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-    figure.suptitle(title, parse_math=False)
-    loss_axes.set(xlabel="step", ylabel="loss (nats)")
-    accuracy_axes.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
-    for axes in (loss_axes, accuracy_axes):
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            for text in axes.legend(title="last value").texts:
-                text.set_parse_math(False)
-    return figure

@@ -7,10 +7,10 @@ import pytest
 from support import convnet_files, torch_files
 
 from hsvit_jax import models
-from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.models.network import UNSHARDED
 from hsvit_jax.weights import torch
+from hsvit_jax.weights.convert import convert
 
 GIVEN = {
     "attn_num": 4,
@@ -30,7 +30,7 @@ def test_without_attention_the_channels_tokens_are_averaged(golden_dir):
     attention = ("model.attn", "model.cls", "model.position")
     own = {k: v for k, v in tensors.items() if not k.startswith(attention)}
     given = description["constructor"] | {"attn_num": 0}
-    network = torch_files.build(*torch.torch_settings(family, own, given))
+    network = torch_files.build(*torch.sections(family, own, given))
     trees = torch.table(family.name).load(own, network)
     for key, tensor in torch.table(family.name).dump(*trees, network).items():
         assert key.endswith("num_batches_tracked") or np.array_equal(tensor, own[key])
@@ -53,7 +53,7 @@ def test_without_a_backbone_it_is_hsvits_attention_alone(golden_dir, tmp_path):
         del given[name]
     tensors["config"] = json.dumps({"family": "HSViT-het", "constructor": given})
     np.savez(tmp_path / "het.npz", **tensors)
-    report = convert.convert_file(tmp_path / "het.npz")
+    report = convert(tmp_path / "het.npz")
     assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
 
 
@@ -73,10 +73,8 @@ def test_named_networks_are_recognised():
         ({"backbone": None}, "the constructor has no `backbone`"),
         ({"backbone": {"model_type": "vgg"}}, "model_type='vgg' is not supported; known: resnet"),
         ({"attn_num": 7}, r"2048 channel tokens of the backbone cannot split into groups=7"),
-        ({"image_size": None}, "do not tell the image's size: say --image_size"),
         ({"attn_num": -1}, "sizes must be positive"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),
-        ({"dropout": "no"}, "dropout must be of type float; got 'no'"),
     ],
 )
 def test_fields_that_do_not_fit_say_so(changes, message):

@@ -1,0 +1,59 @@
+"""Loss and accuracy by step as a picture, which no run depends on."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import artifacts
+from hsvit_jax.train.metrics.log import read_metrics, series
+
+
+@contextlib.contextmanager
+def forgiven(picture: str) -> Iterator[None]:
+    """Context in which an error, of any kind, is a warning: no picture costs a run anything."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"no {picture} ({type(error).__name__}: {error})", stacklevel=1)
+
+
+def draw_curves(workdir: Path, title: str) -> Path | None:
+    """Draws loss and accuracy by step from `metrics.jsonl` as `curves.png`.
+
+    Args:
+        title: plain text; a `$` is only a dollar sign.
+
+    Returns:
+        the figure's path; None without any line or, with a warning, where it cannot be drawn.
+    """
+    path = workdir / "curves.png"
+    with forgiven(f"curves: {path} cannot be drawn"):
+        if lines := read_metrics(workdir / "metrics.jsonl"):
+            artifacts.save_figure(_curves(lines, title), path)
+            return path
+    return None
+
+
+def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
+    figure = artifacts.figure(10, 4)
+    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
+        for name, points in series(lines, key).items():
+            style: dict[str, Any] = {"linewidth": 1.4}
+            if len(points) == 1:  # an end-of-run test figure is a point, not a curve
+                style = {"marker": "*", "markersize": 11, "linestyle": "none"}
+                style |= {"color": "black"} if name == "test" else {}
+            if points:
+                label = f"{name}: {points[-1][1]:{form}}"
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+    figure.suptitle(title, parse_math=False)
+    loss_axes.set(xlabel="step", ylabel="loss (nats)")
+    accuracy_axes.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
+    for axes in (loss_axes, accuracy_axes):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            for text in axes.legend(title="last value").texts:
+                text.set_parse_math(False)
+    return figure
