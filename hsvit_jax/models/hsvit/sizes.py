@@ -9,7 +9,7 @@ from hsvit_jax.models import settings
 from hsvit_jax.models.family import Sizes, check_heads
 from hsvit_jax.text import few
 
-#: Named sizes (paper, table 1), as they differ from `DEFAULTS`.
+#: Named sizes (paper, table 1), as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "c2a2": {},
     "c3a4": {"conv_channels": (64, 128, 256), "conv_kernels": (3, 3, 3), "depth": 4},
