@@ -334,7 +334,7 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
     """Raises Misuse for keys that the command does not read, and a missing configuration."""
     name, named, finds_run = request.name, request.run, command.takes_run
     more = set(command.config.split()) - set(MESH.split())
-    by_words = more and command.words  # these name configurations
+    by_words = command.config == EVERYTHING and command.words  # which name configurations
     if request.config is None and command.needs_config:
         raise Misuse(f"{name} needs --config=FILE")
     unread = request.config is not None and not more

@@ -33,7 +33,6 @@ import hsvit_jax
 from hsvit_jax import checkpoint, classifier, cli, commands, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import other_data
-from hsvit_jax.commands import evaluate
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.run_report import measures
 from hsvit_jax.runtime import compile_cache, signals
@@ -381,10 +380,8 @@ def test_the_images_of_the_training_are_known_by_any_path(tmp_path, monkeypatch,
     for name in ("trained_on", "_load_data"):
         setattr(network, name, functools.partial(getattr(classifier.Classifier, name), network))
     other = config_lib.get_config(f"c2a2:folder={pets.parent}/./pets")
-    flags = types.SimpleNamespace(split=None)
-    for flags.split, images in ((None, 80), ("val", 12), ("test", 8)):
-        request = types.SimpleNamespace(config=other, flags=flags, run="run")
-        assert len(evaluate._images(request, network)[2]) == images
+    for split, images in ((None, 80), ("val", 12), ("test", 8)):
+        assert len(other_data.load(network, other, split, named=True)[2]) == images
         assert ("images of the training" in capsys.readouterr().err) == (images == 80)
     assert len(network._load_data(other.data.name).train) == 24
     (pets / "cat/0.png").unlink()

@@ -1,5 +1,6 @@
 """Image files that are named by hand, and their classes by a network."""
 
+import json
 import os
 from collections.abc import Sequence
 from concurrent import futures
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax import data
+from hsvit_jax.artifacts import csv_text
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.data.listing import tell_others, walk
 from hsvit_jax.runtime import coordination
+from hsvit_jax.text import one_line, printable
 
 
 def listed(paths: Sequence[str]) -> list[Path]:
@@ -65,3 +68,24 @@ def predict(
             label = network.class_names[k]
             rows.append({"file": name, "rank": rank, "label": label, "probability": float(p_K[k])})
     return rows, errors
+
+
+def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
+    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
+
+    Args:
+      head: whether a CSV begins with its head.
+    """
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    if form == "csv":
+        columns = ["file", "rank", "label", "probability"]
+        cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
+        return printable(csv_text([columns] * head + cells).rstrip("\n"))
+    by_file: dict[str, list[str]] = {}
+    for row in rows:
+        top = f"{row['label']} {row['probability']:.1%}"
+        by_file.setdefault(one_line(row["file"]), []).append(top)
+    width = max((len(name) for name in by_file), default=0)
+    lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
+    return printable("\n".join(lines))

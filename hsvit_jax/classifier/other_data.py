@@ -1,9 +1,62 @@
-"""The configuration by which a network is evaluated on data that are named anew."""
+"""The images that a network is evaluated on: its run's own, or data that are named anew."""
 
 from collections.abc import Collection
 from typing import Any
 
 import ml_collections
+
+from hsvit_jax import data, train
+from hsvit_jax.runtime import coordination
+
+#: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
+CHANGED = (
+    "note: {} is not what it was when this network was trained, or is split otherwise: images that "
+    "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
+    "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
+)
+
+
+def load(
+    network: Any, asked: Any = None, split: str | None = None, *, named: bool = False
+) -> tuple[ml_collections.ConfigDict, str, data.Split]:
+    """Loads the images to evaluate, with notes.
+
+    Args:
+      network: a `Classifier`.
+      asked: the configuration that names other data; None for the run's own.
+      split: by default the test split; all of other images of a user's own, beside a `named` run.
+
+    Returns:
+      the configuration, the split's name, and its images.
+
+    Raises:
+      ValueError: the data cannot be loaded, are of other classes, or have no such split.
+    """
+    config, own, implied = network.config, True, split is None
+    if asked is not None:
+        config, own = configured(network, asked, asked.user)
+    name = config.data.name
+    if split is None:
+        beside = named and asked is not None and name.startswith(("folder=", "csv="))
+        split = "all" if beside else "test"
+    dataset = train.load_data(config, test_only=split == "all")
+    coordination.check_same("data set", dataset.fingerprint)
+    same_name = name == network.config.data.name
+    if same_name and network.fingerprint not in (None, dataset.fingerprint):
+        coordination.print_once(CHANGED.format(name))
+    elif split == "all" and own:
+        coordination.print_once(
+            "note: these are the images of the training; --split=test evaluates those that the "
+            "network has not seen"
+        )
+    part = dataset.test if split == "all" else getattr(dataset, split)
+    part = network.relabelled(part, dataset.info)
+    if not len(part):
+        raise ValueError(f"{name} has no {split} split here")
+    images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
+    hint = " (--split=all takes all of them)" if implied and split != "all" else ""
+    coordination.print_once(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
+    return config, split, part
 
 
 def configured(

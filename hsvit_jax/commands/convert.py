@@ -2,16 +2,36 @@
 
 import json
 
+from absl import flags
+
 from hsvit_jax import cli
-from hsvit_jax.weights.convert import Disagreement, convert
+from hsvit_jax.cli import Command, Numbers, Request
+
+_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
+
+COMMAND = Command(
+    "Converts PyTorch weights to a run's folder.",
+    __name__,
+    "$ weights.safetensors\n"
+    "$ last.ckpt runs/converted --config=c2a2 --config.data.image_size=32,48\n"
+    "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
+    "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
+    (
+        (flags.DEFINE, Numbers(float), "mean", None, "Of pixels in [0, 1]; default: 0.5."),
+        (flags.DEFINE, Numbers(float), "std", None, "Of pixels in [0, 1]; default: 0.5."),
+        (flags.DEFINE_string, "data", None, "Data set of the configuration; default: cifar10."),
+        (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
+        (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
+    ),
+    config="model data",
+    words="FILE [OUT]",
+)
 
 
-def run(request: cli.Request) -> None:
+def run(request: Request) -> None:
     """Converts the file that the words name, and prints a line of JSON."""
-    if len(request.words) not in (1, 2):
-        raise cli.Misuse(f"expected FILE [OUT]; got {' '.join(request.words) or 'neither'}")
-    if request.settings and request.config is None:
-        raise cli.Misuse(f"--config.{request.settings[0]} needs --config=NETWORK")
+    from hsvit_jax.weights.convert import Disagreement, convert
+
     try:
         report = convert(*request.words, config=request.config, **request.flags.flag_values_dict())
     except Disagreement as error:

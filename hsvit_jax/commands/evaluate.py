@@ -2,17 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from hsvit_jax import cli
 from hsvit_jax.cli import MESH, Command, Request, define_path
 from hsvit_jax.commands.trained import DATA, JOB, RUN, load_classifier
-
-if TYPE_CHECKING:
-    from hsvit_jax.classifier import Classifier
-    from hsvit_jax.data import Split
 
 _EVALUATION = f"{DATA} data.val_fraction data.on_bad_image eval {MESH}"
 _SPLIT = "Which images; default: all of a folder or csv in --config beside RUN, else test."
@@ -36,7 +31,7 @@ COMMAND = Command(
 def run(request: Request) -> None:
     """Prints one line of JSON, and the confusion matrix on standard error."""
     from hsvit_jax import artifacts
-    from hsvit_jax.classifier import lost_groups
+    from hsvit_jax.classifier import lost_groups, other_data
     from hsvit_jax.run_report import measures
     from hsvit_jax.runtime import coordination
     from hsvit_jax.train import metrics
@@ -44,7 +39,8 @@ def run(request: Request) -> None:
     curve, lost = request.flags.curve, request.flags.drop_groups
     path = cli.ending(curve, word="--curve") if curve else None
     network = load_classifier(request)
-    config, split, part = _images(request, network)
+    named = bool(request.run)
+    config, split, part = other_data.load(network, request.config, request.flags.split, named=named)
     network, step = dataclasses.replace(network, config=config), network.step
     if path is None:
         result = lost_groups.evaluate(network, part, lost) if lost else network.evaluate(part)
@@ -69,37 +65,3 @@ def run(request: Request) -> None:
             line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
             print(metrics.to_line(step, line))
         coordination.print_once(f"{plot} and {table}")
-
-
-def _images(request: Request, network: "Classifier") -> tuple[Any, str, "Split"]:
-    """Loads the images to evaluate, with notes: the configuration, the split's name and itself."""
-    from hsvit_jax import run_report, train
-    from hsvit_jax.classifier import other_data
-    from hsvit_jax.runtime import coordination
-
-    config, split, own, asked = network.config, request.flags.split, True, request.config
-    if asked is not None:
-        config, own = other_data.configured(network, asked, asked.user)
-    name = config.data.name
-    if split is None:  # of a folder beside a named run, which is other data than the run's, all
-        beside = request.run and asked is not None and name.startswith(("folder=", "csv="))
-        split = "all" if beside else "test"
-    whole = {"test_only": split == "all"}
-    dataset = train.load_data(config, **whole)
-    coordination.check_same("data set", dataset.fingerprint)
-    same_name = name == network.config.data.name
-    if same_name and network.fingerprint not in (None, dataset.fingerprint):
-        coordination.print_once(run_report.CHANGED.format(name))
-    elif split == "all" and own:
-        coordination.print_once(
-            "note: these are the images of the training; --split=test evaluates those that the "
-            "network has not seen"
-        )
-    part = dataset.test if split == "all" else getattr(dataset, split)
-    part = network.relabelled(part, dataset.info)
-    if not len(part):
-        raise ValueError(f"{name} has no {split} split here")
-    images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
-    hint = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
-    coordination.print_once(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
-    return config, split, part

@@ -1,13 +1,9 @@
 """hsvit predict: the top classes of image files."""
 
-import json
-from typing import Any
-
 from absl import flags
 
 from hsvit_jax.cli import MESH, Command, Request
 from hsvit_jax.commands.trained import JOB, RUN, load_classifier
-from hsvit_jax.text import one_line, printable
 
 # Decoded images of a large folder would not fit in memory together.
 _FILES_AT_ONCE = 256
@@ -43,33 +39,10 @@ def run(request: Request) -> int:
         if form != "csv":  # a table is aligned and JSON closed over all files
             rows += found
         elif found and shows:  # kept, whatever ends a long run early
-            print(render(found, form, head=head), flush=True)
+            print(files.render(found, form, head=head), flush=True)
             head = False
     if shows and (rows or form == "json" or (form == "csv" and head)):
-        print(render(rows, form))
+        print(files.render(rows, form))
     for error in errors:
         coordination.print_once(error)
     return 1 if errors else 0
-
-
-def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
-    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
-
-    Args:
-      head: whether a CSV begins with its head.
-    """
-    from hsvit_jax.artifacts import csv_text
-
-    if form == "json":
-        return json.dumps(rows, indent=2)
-    if form == "csv":
-        columns = ["file", "rank", "label", "probability"]
-        cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
-        return printable(csv_text([columns] * head + cells).rstrip("\n"))
-    by_file: dict[str, list[str]] = {}
-    for row in rows:
-        top = f"{row['label']} {row['probability']:.1%}"
-        by_file.setdefault(one_line(row["file"]), []).append(top)
-    width = max((len(name) for name in by_file), default=0)
-    lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
-    return printable("\n".join(lines))

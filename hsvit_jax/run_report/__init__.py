@@ -11,17 +11,10 @@ import numpy as np
 
 from hsvit_jax import artifacts, classifier, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.classifier import Classifier
+from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.run_report import findings, measures, page
 from hsvit_jax.text import few, note
 from hsvit_jax.train import evaluate, metrics
-
-#: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
-CHANGED = (
-    "note: {} is not what it was when this network was trained, or is split otherwise: images that "
-    "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
-    "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
-)
 
 
 def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
@@ -72,7 +65,7 @@ def write(
             f"than the network ({few(names)}): give the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
-        note(CHANGED.format(config.data.name))
+        note(other_data.CHANGED.format(config.data.name))
     note("writing the report ...")
     found = findings.find(trained, dataset, split)
     table = path.with_name(f"{path.stem}-wrong.csv")

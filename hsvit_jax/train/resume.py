@@ -109,6 +109,7 @@ def latest(
         return run, None
     number, plain, meta = restored
     run, was = _moved(run, meta, number), _as_saved(run, meta)
+    run = dataclasses.replace(run, origin=meta.get("origin", ""))
     if verbose:
         for line in _moves(was, run, number, int(plain["skipped"])):
             print(line, flush=True)

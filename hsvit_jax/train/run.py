@@ -79,9 +79,10 @@ def train(
         KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    metrics.check_loggers(config_lib.resolve(config).train.loggers)
+    config = config_lib.resolve(config)  # keys may have been assigned
+    metrics.check_loggers(config.train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
-    several, verbose = jax.process_count() > 1, verbose and lead
+    several, verbose = coordination.count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
 
@@ -116,13 +117,15 @@ def train(
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
+        # A run goes on from its newest good checkpoint, whatever init.from names.
+        # Without one it starts from the weights of init.from.
+        # Without these it starts from random ones.
+        # With init.whiten, their first convolution whitens patches of the images.
         run, state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
             start, origin = resume.start(run, verbose)
+            run = dataclasses.replace(run, origin=origin)
             state = step_lib.first_state(run, mesh_lib.from_lead(start))
-        else:
-            origin = (checkpoints.meta() or {}).get("origin", "")
-        run = dataclasses.replace(run, origin=origin)
         first = int(state["step"])
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:

@@ -22,10 +22,6 @@ _NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
 _NUMBERS |= {"F16", "BF16", "F32", "F64"}
 # Bytes that any archive may unpack to, and how many times its own size beyond that.
 _PLAUSIBLE, _DENSEST = 1 << 31, 100
-#: First bytes of PyTorch's files, which are pickles or zip archives of one.
-_PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
-    bytes([0x80, n]): "a Python pickle" for n in range(2, 6)
-}
 
 
 def is_weights(path: Path) -> bool:
@@ -56,18 +52,8 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
-    first = b""
-    if path.is_file():
-        with path.open("rb") as file:
-            first = file.read(2)
     if "allow_pickle" in str(error):  # NumPy's advice is to run what it may hold
         error = ValueError("it holds no arrays of NumPy's")
-    if kind == ".safetensors" and first in _PICKLES:
-        return ValueError(
-            f"{path} is not a whole {kind} file but {_PICKLES[first]} under that name. Nothing "
-            "in it was read, for it can hold code: save its weights with "
-            "safetensors.torch.save_file where you trust it"
-        )
     return ValueError(
         f"{path} is not a whole {kind} file ({type(error).__name__}: {error}); it may be cut off, "
         "or something else under that name: fetch or export it again"

@@ -11,7 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
+from hsvit_jax import checkpoint
+from hsvit_jax.text import few
 from hsvit_jax.weights.torch.base import Tensors
 
 _FORMAT, _VERSION = "hsvit_jax", 1
@@ -61,22 +64,13 @@ def unpack(tensors: Tensors, description: Mapping[str, Any], wanted: Any) -> Any
             f"it has version {description.get('version')!r:.20} of the format, and this program "
             f"reads {_VERSION}"
         )
-    leaves = {_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(wanted)}
-    wrong = [f"extra: {name!r:.80}" for name in tensors if name not in leaves]
-    wrong += [f"missing: {name}" for name in leaves if name not in tensors]
-    wrong += [
-        f"different: {name} {x.dtype}{list(x.shape)}, wanted {leaves[name].dtype}"
-        f"{list(leaves[name].shape)}"
-        for name, x in tensors.items()
-        if name in leaves and (x.dtype, x.shape) != (leaves[name].dtype, leaves[name].shape)
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError("; ".join(wrong[:5]) + more)
+    tree = {kind: {} for kind in wanted} | traverse_util.unflatten_dict(dict(tensors), sep=".")
+    if wrong := checkpoint.misfits(tree, wanted):
+        raise ValueError(few(wrong, "; "))
     if description.get("sha256") != _digest(tensors):
         raise ValueError("its tensors do not agree with their SHA-256: it is damaged")
     _check_finite(tensors)
-    return jax.tree_util.tree_map_with_path(lambda path, _: tensors[_name(path)], wanted)
+    return tree
 
 
 def _name(path: tuple) -> str:

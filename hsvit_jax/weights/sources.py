@@ -9,12 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FILE = "model.safetensors"
-#: Other files of such a folder, and what to do with them.
-_UNREAD = {
-    f"{_FILE}.index.json": "weights in several files are not read; save them as one "
-    "(transformers: save_pretrained(..., max_shard_size='100GB'))",
-    "pytorch_model.bin": "name this file itself, which is read where PyTorch is installed",
-}
 #: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
 _DESCRIPTIONS = ("preprocessor_config.json", "config.json")
 
@@ -38,9 +32,6 @@ def locate(source: str | os.PathLike) -> Path:
     if colon and kind == "hub":
         return _of_hub(name)
     path = Path(os.path.expanduser(source))
-    for name, fix in _UNREAD.items():
-        if os.path.isfile(path / name) and not os.path.exists(path / _FILE):
-            raise ValueError(f"{path} holds {name}: {fix}")
     published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()
     return path / _FILE if published else path
 
@@ -151,7 +142,7 @@ def _of_hub(name: str) -> Path:
     """The weight file of a model on the hub, all of one commit, in the hub's cache."""
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError
     except ImportError:
         raise ValueError(
             f"hub:{name} needs huggingface_hub: pip install 'hsvit_jax[hub]', or name a downloaded "
@@ -165,14 +156,7 @@ def _of_hub(name: str) -> Path:
                 hf_hub_download(model, description, revision=file.parent.name)
             except EntryNotFoundError:  # not every model has both
                 continue
-    except LocalEntryNotFoundError:
-        raise ValueError(
-            f"hub:{name} is not in the hub's cache, and the hub cannot be reached: connect once, "
-            f"or name a downloaded {_FILE}"
-        ) from None
-    except EntryNotFoundError:
-        raise ValueError(f"hub:{name} has no {_FILE}, and nothing else is read") from None
     except Exception as error:  # of the network, of the disk, of a name that is none
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"hub:{name} cannot be read: {reason}") from None
+        raise ValueError(f"hub:{name}: {_FILE} cannot be read: {reason}") from None
     return file

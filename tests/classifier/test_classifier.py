@@ -264,15 +264,15 @@ ROWS = [
 
 
 def test_rows_as_text():
-    assert predict.render(ROWS, "table").splitlines() == [
+    assert files.render(ROWS, "table").splitlines() == [
         'a,b.png  käse 75.0%  a "cat" 25.0%',
         "c.png    dog 100.0%",
     ]
     forged = [{**ROWS[2], "file": "a.png  cat 99.9%\nb.png"}]
-    assert predict.render(forged, "table") == r"a.png  cat 99.9%\nb.png  dog 100.0%"
-    text = predict.render(ROWS, "json")
+    assert files.render(forged, "table") == r"a.png  cat 99.9%\nb.png  dog 100.0%"
+    text = files.render(ROWS, "json")
     assert json.loads(text) == ROWS and text.isascii()  # valid JSON wherever it is written
-    back = list(csv.DictReader(io.StringIO(predict.render(ROWS, "csv"))))
+    back = list(csv.DictReader(io.StringIO(files.render(ROWS, "csv"))))
     assert [[*row.values()] for row in back][1] == ["a,b.png", "2", 'a "cat"', "0.250000"]
 
 

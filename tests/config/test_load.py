@@ -51,41 +51,25 @@ def test_truth_values_and_a_path_with_commas():
         ("optim.lr=1", r"did you mean optim.learning_rate\?"),
         ("model.drop_path_rate=0.1", "no model.drop_path in this network"),
         ("train.output_dir=x", r"did you mean --workdir\?"),
-        ("trian.batch=5", r"did you mean eval.batch or train.batch\?"),
-        ("learning_rat=5", r"did you mean optim.learning_rate\?"),
         ("zzz=1", "known: augment.crop_padding"),
         ("train=5", "train is a section; its keys are train.accumulate, train.bad_steps_limit"),
         ("train.batch", "train.batch needs a value, as in --config.train.batch=64"),
         ("train.batch=abc", r"a whole number from 1 to 1048576; got 'abc' \(it was 64\)"),
-        ("train.batch=true", "a whole number"),
-        ("optim.decay_all=maybe", "true or false"),
         ("data.image_size=32x32", "values with commas between them"),
-        ("data.image_size=32.5", "each a whole number from 1 to 8192; got '32.5'"),
         ("recipe=paper", "after the colon"),
         ("data.name=cifar10", "after the colon"),
         ("model.variant=c4a8", "name the network by its file"),
-        ("model.family=vix", "name the network by its file"),
         ("model.patch=4", "unknown configuration key 'model.patch'"),
-        ("hvt:s-4 model.pach=4", r"'model.pach'; did you mean model.patch\?"),
-        ("dhvt model.groups=4", "unknown configuration key 'model.groups'"),
     ],
 )
 def test_a_wrong_setting_says_what_fits(text, message):
-    spec, _, setting = text.rpartition(" ")
     with pytest.raises(ValueError, match=message):
-        settings(setting, spec=spec or "c2a2:digits")
+        settings(text)
 
 
-def test_the_duration_given_replaces_the_other():
-    train = settings("train.steps=10").train
-    assert (train.epochs, train.steps) == (0.0, 10)
-    train = settings("train.epochs=2", spec="c2a2:digits,tiny").train
-    assert (train.epochs, train.steps) == (2.0, 0)
-    train = settings("train.epochs=0", spec="c2a2:digits,tiny").train  # evaluates, and no more
+def test_an_epoch_count_of_none_evaluates_and_no_more():
+    train = settings("train.epochs=0", spec="c2a2:digits,tiny").train
     assert (train.epochs, train.steps) == (0.0, 0)
-    with pytest.raises(ValueError, match="both say how long to train"):
-        settings("train.epochs=2", "train.steps=3")
-    assert settings("train.steps=0").train.epochs == 12.0
 
 
 def test_later_settings_win_and_the_rest_stays():

@@ -95,12 +95,14 @@ def test_a_run_starts_from_the_hub(hub, monkeypatch):
     again = init_from.load(run.config, run.model)
     np.testing.assert_array_equal(*(s.params["head"]["norm_scale"] for s in (start, again)))
     assert sources.pinned("hub:ada/net") == run.config.init["from"]
-    with pytest.raises(ValueError, match=r"not in the hub's cache.*connect once"):
+    with pytest.raises(ValueError, match=r"hub:ada/other: .* cannot be read: .*Entry"):
         sources.locate("hub:ada/other")
 
 
 def test_what_the_hub_has_not_is_said(hub):
-    said = r"init.from=hub:ada/nut: hub:ada/nut cannot be read: .* make sure you are authenticated"
+    said = (
+        r"init.from=hub:ada/nut: hub:ada/nut: .* cannot be read: .* make sure you are authenticated"
+    )
     with pytest.raises(ValueError, match=said):
         init_from.of_weights(small_runs.small_config(init__from="hub:ada/nut"))
     with pytest.raises(ValueError, match="RevisionNotFoundError"):
@@ -108,7 +110,7 @@ def test_what_the_hub_has_not_is_said(hub):
     with pytest.raises(ValueError, match="HFValidationError"):
         sources.locate("hub:a/b/c/../d")
     del hub.files["model.safetensors"]
-    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: .*EntryNotFound"):
         sources.locate("hub:ada/net")
 
 

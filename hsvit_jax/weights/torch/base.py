@@ -27,6 +27,8 @@ from hsvit_jax.models.network import Network
 from hsvit_jax.text import few
 
 Tensors = Mapping[str, np.ndarray]
+#: Arguments of a constructor, or settings of ours.
+Given = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 _NOT_WEIGHTS = re.compile(
@@ -277,7 +279,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[[Family, Tensors, dict[str, Any]], dict[str, Any]]
+    settings: Callable[[Family, Tensors, Given], Given]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
@@ -328,7 +330,7 @@ def pair(size: Any) -> tuple[int, int]:
     return rows, column
 
 
-def needed(given: Mapping[str, Any], *names: str) -> Any:
+def needed(given: Given, *names: str) -> Any:
     """Returns the first of these arguments, which are synonyms; raises ValueError without any."""
     value = next((given[name] for name in names if given.get(name) is not None), None)
     if value is None:
@@ -336,7 +338,7 @@ def needed(given: Mapping[str, Any], *names: str) -> Any:
     return value
 
 
-def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
+def field(given: Given, name: str, default: Any) -> Any:
     """Returns an argument, the default where it is left out; an integer may stand for a float."""
     value = given.get(name)
     if value is None:
@@ -346,14 +348,12 @@ def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
     return float(value) if isinstance(default, float) and type(value) is int else value
 
 
-def read(
-    given: Mapping[str, Any], names: Mapping[str, str], usual: Mapping[str, Any]
-) -> dict[str, Any]:
+def read(given: Given, names: Mapping[str, str], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings of ours by their names in `given`, or as in `usual`, where left out."""
     return {ours: field(given, theirs, usual[ours]) for ours, theirs in names.items()}
 
 
-def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
+def only(given: Given, name: str, *allowed: Any) -> Any:
     """Returns an argument, the first of `allowed` where it is left out; raises ValueError for
     others, which we have no network for."""
     value = given.get(name)

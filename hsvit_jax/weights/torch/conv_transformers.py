@@ -6,12 +6,12 @@ EfficientViT and FastViT timm's, those of SMT its authors'.
 
 from collections.abc import Collection
 from itertools import accumulate
-from typing import Any
 
 from hsvit_jax.models.conv_transformers.smt import SMTConfig
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Table,
     Tensors,
     TorchWeights,
@@ -70,7 +70,7 @@ _CVT: Table = {
 }
 
 
-def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _cvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
@@ -87,7 +87,7 @@ CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
-def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _mobilevit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
     names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
     names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
@@ -125,16 +125,14 @@ MOBILEVIT = TorchWeights((_MOBILE_STEM,), _mobilevit_settings, _MOBILEVIT)
 _SWIFT_STEM = "swiftformer.patch_embed.patch_embedding"
 
 
-def _layer_scale(given: dict[str, Any]) -> float:
+def _layer_scale(given: Given) -> float:
     """The initial value of the branches' LayerScale, 0 for none."""
     if not field(given, "use_layer_scale", True):
         return 0.0
     return field(given, "layer_scale_init_value", 1e-5)
 
 
-def _swiftformer_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _swiftformer_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
     names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
@@ -197,9 +195,7 @@ _EFFICIENT_STEM = "efficientformer.patch_embed"
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
 
 
-def _efficientformer_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _efficientformer_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
     names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
     names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
@@ -259,9 +255,7 @@ EFFICIENTFORMER = TorchWeights(
 _VIT_STEM = "patch_embed.conv1.conv.weight"
 
 
-def _efficientvit_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> dict[str, Any]:
+def _efficientvit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
@@ -315,7 +309,7 @@ EFFICIENTVIT = TorchWeights(
 _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
 
 
-def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _fastvit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
     names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
@@ -385,7 +379,7 @@ FASTVIT = TorchWeights(
 _SMT_STEM = "patch_embed1.conv.0.weight"
 
 
-def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _smt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
 
     Heads of a kind that a stage has not are written -1 there.

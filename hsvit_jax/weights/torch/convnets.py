@@ -12,6 +12,7 @@ from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
 from hsvit_jax.models.convnets.resnet import ResNetConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Table,
     Tensors,
     TorchWeights,
@@ -20,8 +21,6 @@ from hsvit_jax.weights.torch.base import (
     only,
     read,
 )
-
-Given = Mapping[str, Any]
 
 
 def _activation(given: Given, default: str) -> str:
@@ -72,7 +71,7 @@ _RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"
 _RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
 
 
-def _resnext_settings(family: Family, tensors: Tensors, given: Given) -> dict[str, Any]:
+def _resnext_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     for name, usual in _RESNEXT_USUAL.items():
         only(given, name, usual)
     names = {"depths": "layers", "groups": "cardinality", "base_width": "base_width"}

@@ -15,6 +15,7 @@ from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.models.hsvit.backbone import BACKBONES, BackboneHSViTConfig
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
@@ -74,7 +75,7 @@ def _attention(c: HSViTConfig | BackboneHSViTConfig) -> Table:
 # --- HSViT ---------------------------------------------------------------------------------------
 
 
-def _settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _settings(family: Family, tensors: Tensors, given: Given) -> Given:
     groups = needed(given, "attn_num")
     names = ("conv_kernel_nums", "conv_kernel_sizes", "pool_strides")
     channels, kernels, strides = (several(needed(given, name)) for name in names)
@@ -116,7 +117,7 @@ HSVIT = TorchWeights((_HEAD,), _settings, _hsvit)
 _PREFIX = "model.conv2d_submodule."
 
 
-def _backbone_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _backbone_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     if not field(given, "enable_conv_layer", True):
         layer = {"conv_kernel_nums": given.get("conv_kernel_num"), "conv_kernel_sizes": 0}
         given = {**layer, "pool_strides": 1, **given}

@@ -2,13 +2,14 @@
 Swin also its authors')."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
@@ -44,7 +45,7 @@ def _patches(name: str, patch: int) -> Table:
 # --- ViT -----------------------------------------------------------------------------------------
 
 
-def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _vit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
     return {
         "patch": field(given, "patch_size", 16),
@@ -94,7 +95,7 @@ VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
 
 
-def _timm_settings(family: Family, given: dict[str, Any]) -> dict[str, Any]:
+def _timm_settings(family: Family, given: Given) -> dict[str, Any]:
     """Returns what HVT, DeiT and DHVT share."""
     only(given, "qk_scale", None)
     name = "drop_path_rate" if given.get("drop_path") is None else "drop_path"
@@ -107,7 +108,7 @@ def _timm_settings(family: Family, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _hvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The pool, which no argument tells apart from another, is read from the file's `variant`
     ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
     otherwise. Without pools it is a DeiT."""
@@ -122,7 +123,7 @@ def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> di
     return {**model, "family": "hvt", **_pool(tensors, given)}
 
 
-def _pool(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, Any]:
+def _pool(tensors: Tensors, given: Given) -> dict[str, Any]:
     """Returns kind, places, dimensions and window of the pools."""
     said = str(given.get("variant", "")).lower()
     conv = next((x.shape for k, x in tensors.items() if _POOL_CONV.match(k) and x.ndim >= 3), None)
@@ -172,7 +173,7 @@ HVT = TorchWeights(
 # --- DHVT ----------------------------------------------------------------------------------------
 
 
-def _dhvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _dhvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     return {
         **family.defaults,
         **_timm_settings(family, given),
@@ -240,7 +241,7 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
     return ("head", 1) if authors else ("head.fc", 0)
 
 
-def _swin_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _swin_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of timm's `SwinTransformer`, whose own defaults are those of Swin-T."""
     for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
         only(given, name, usual)

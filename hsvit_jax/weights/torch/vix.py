@@ -5,7 +5,7 @@ ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have na
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vix.mixer_config import KEYS, PINV_STEPS
 from hsvit_jax.weights.torch.base import (
+    Given,
     Placed,
     Shape,
     Table,
@@ -45,7 +46,7 @@ def count(tensors: Tensors, key: str, start: int = 0) -> int:
     return number - start
 
 
-def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def find(tensors: Tensors, key: str, given: Given) -> dict[str, Any]:
     """Returns the settings of the mixer whose tensors' names begin with `key`.
 
     Nystrom's landmarks (`num_landmarks` or `m`) are 64 where the constructor has none. What is
@@ -76,7 +77,7 @@ def _rope(tensors: Tensors) -> bool:
     return any(re.match(_IGNORED, key) for key in tensors)
 
 
-def _embedding(tensors: Tensors, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _embedding(tensors: Tensors, given: Given, key: str) -> dict[str, Any]:
     """Returns the settings of the patches or the stem whose tensors' names begin with `key`."""
     widths = _conv_widths(tensors, key)
     if not widths:
@@ -92,7 +93,7 @@ def _conv_widths(tensors: Tensors, key: str) -> tuple[int, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _strides(given: Mapping[str, Any], convs: int) -> tuple[int, ...]:
+def _strides(given: Given, convs: int) -> tuple[int, ...]:
     """The strides of as many convolutions, 1 where the constructor has none."""
     names = ("pool_strides", "stem_strides", "stride")
     strides = next((several(given[name]) for name in names if given.get(name)), ())
@@ -132,7 +133,7 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 # --- ViX -----------------------------------------------------------------------------------------
 
 
-def _vix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _vix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
@@ -188,7 +189,7 @@ VIX = TorchWeights(
 _LEVIX_FIRST = "backbone.0.layers.0."
 
 
-def _levix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _levix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     stem = _embedding(tensors, given, "conv_embedding.")
     return {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
@@ -224,7 +225,7 @@ LEVIX = TorchWeights(("mlp_head.weight",), _levix_settings, _levix)
 _CCX_BLOCK = "classifier.blocks."
 
 
-def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _ccx_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     convs = count(tensors, "tokenizer.conv_layers.{}.0.")
     weights = [tensors[f"tokenizer.conv_layers.{i}.0.weight"] for i in range(convs)]
     kernel, d = weights[0].shape[2], len(weights[-1])
@@ -278,7 +279,7 @@ CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
 # --- CvX -----------------------------------------------------------------------------------------
 
 
-def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _cvx_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """The constructor has no image's size but `fmap`, a side of the first stage's map."""
     stages = count(tensors, "layers.{}.0.")
     model = {
@@ -326,7 +327,7 @@ CVX = TorchWeights(("layers.0.1.g",), _cvx_settings, _cvx)
 _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
 
 
-def _pix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _pix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     stages = -(-count(tensors, "layers.{}.") // 2)
     return {
         **find(tensors, "layers.0.layers.0.0.fn.", given),
@@ -373,7 +374,7 @@ PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
 _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.weight"
 
 
-def _t2t_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _t2t_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     """Of the arguments of the authors' `T2T_ViT`, with its own defaults."""
     usual = {**family.defaults, "embed_dim": 768, "depth": 12, "heads": 12, "mlp_ratio": 4.0}
     usual |= {"token_dim": 64, "qkv_bias": False, "qk_scale": 0.0}
