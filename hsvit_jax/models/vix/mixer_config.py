@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hsvit_jax.models import settings
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, scaled
 
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: The mixers.
@@ -98,7 +98,10 @@ class Mixing:
         return self.features or int(self.head_dim * math.log(self.head_dim))
 
     def check_tokens(self, tokens: int) -> None:
-        """Raises ValueError for more landmarks than tokens."""
+        """Raises ValueError for more landmarks than tokens, and for a hidden layer over the tokens
+        without a unit."""
+        if self.mixer == "mlp_mixer":
+            scaled(tokens, self.expansion)
         if self.mixer == "nystrom" and self.landmarks > tokens:
             raise ValueError(
                 f"nystrom with landmarks={self.landmarks} needs at least as many tokens; there "
