@@ -45,7 +45,7 @@ class Point:
 
 
 def units(model: Any) -> np.ndarray:
-    """The units that are lost as one, a group or all groups of a tower.
+    """Lists the units that are lost as one: a group, or all groups of a tower.
 
     Returns:
       float32 (U, G): 1 where a unit holds the group.

@@ -180,7 +180,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
 
 
 def spread_out(items: list[int], most: int = 4) -> list[int]:
-    """At most `most` items, evenly spaced from the second to the last but one of a long list."""
+    """Chooses at most `most` items, evenly spaced; a long list gives up its two ends."""
     if len(items) <= most:
         return items
     ends = (1, len(items) - 2) if len(items) >= 2 * most else (0, len(items) - 1)

@@ -1,8 +1,8 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,6 +36,33 @@ class Sizes:
         if wrong or not self.depths:
             given = few(f"{name}={getattr(self, name)}" for name in wrong)
             raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
+
+
+def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> list[str]:
+    """Lists the settings of these names that differ, but for rates of dropout, also those of a
+    mixer's or a backbone's config inside."""
+    lines = []
+    for name in names:
+        a, b = getattr(old, name), getattr(new, name)
+        if is_dataclass(a) and type(a) is type(b):
+            inner = [field.name for field in fields(a)]
+            lines += differences(a, b, inner, f"{place}{name}.")
+        elif a != b and "drop" not in name:
+            lines.append(f"{place}{name}: checkpoint {a}, config {b}")
+    return lines
+
+
+def misfits(old: Any, new: Any) -> list[str]:
+    """Lists the reasons why a network of config `new` cannot go on from one of config `old`.
+
+    A config with a method `cannot_grow(old)` says itself what may be larger; of others all settings
+    must be the same. Rates of dropout may differ.
+    """
+    if type(old) is not type(new):
+        return [f"sizes: checkpoint {old}, config {new}"]
+    if hasattr(new, "cannot_grow"):
+        return new.cannot_grow(old)
+    return differences(old, new, [field.name for field in fields(old)])
 
 
 def scaled(width: int, ratio: float) -> int:

@@ -300,8 +300,7 @@ def test_a_network_that_has_nothing_to_show_says_so(photos, tmp_path, monkeypatc
 
 
 def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
-    """Neither of a folder that is drawn, nor a class of those that the run is trained on, nor over
-    an image."""
+    """Neither a class of those that the run is trained on, nor over an image."""
     c = make("conv_only")
     config = c.config.copy_and_resolve_references()
     with config.unlocked():
@@ -312,7 +311,6 @@ def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
     before = sorted(tmp_path.rglob("*")), kept.read_bytes()
     for images, out in (
         ([photos[0]], tmp_path / "views"),
-        ([tmp_path / "a"], tmp_path / "a" / "views"),
         ([photos[0], kept], kept.parent),
     ):
         assert command("--checkpoint=x", *images, f"--out={out}") == 1

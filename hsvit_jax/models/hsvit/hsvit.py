@@ -31,7 +31,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.hsvit import votes
+from hsvit_jax.models.hsvit import growth, votes
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.sizes import (
     KEYS,
@@ -157,6 +157,9 @@ class HSViT(Network):
         silenced, left = copy.copy(self), self.without(lost).group_ids()
         silenced.silent = frozenset(range(self.config.groups)) - frozenset(left.tolist())
         return silenced
+
+    def grown(self, params: dict, stats: dict, old: Network, key: Array) -> tuple[dict, dict]:
+        return growth.grow(params, stats, old, self, key)
 
     def resized(self, **sizes: Any) -> Network:
         resized = super().resized(**sizes)

@@ -6,8 +6,11 @@ from math import gcd, log, prod
 from typing import Any
 
 from hsvit_jax.models import settings
-from hsvit_jax.models.family import Sizes, check_heads
+from hsvit_jax.models.family import Sizes, check_heads, differences
 from hsvit_jax.text import few
+
+#: Sizes that may differ in a network that is grown from another.
+_GROWS = ("conv_channels", "groups", "towers", "trunk", "votes")
 
 #: Named sizes (paper, table 1), as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -105,6 +108,14 @@ class HSViTConfig(GroupSizes):
             object.__setattr__(self, "pool_strides", _usual_strides(self))
         _check_sizes(self)
         _check_spread(self)
+
+    def cannot_grow(self, old: "HSViTConfig") -> list[str]:
+        """Lists the reasons why a network of these sizes cannot be grown from one of config `old`.
+
+        Towers: any number more, each of the same size. One tower: no fewer channels in each block,
+        and as many tokens in a group as before. More groups need learned votes.
+        """
+        return _cannot_grow(old, self)
 
     @property
     def tower(self) -> "HSViTConfig":
@@ -248,3 +259,38 @@ def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...
     exact = [s for s in table.values() if rows % prod(s) == 0 and columns % prod(s) == 0]
     candidates = exact or table.values()
     return min(candidates, key=lambda s: abs(log(rows * columns / prod(s) ** 2 / 64)))
+
+
+def _cannot_grow(old: HSViTConfig, new: HSViTConfig) -> list[str]:
+    lines = differences(old, new, [f.name for f in dataclasses.fields(new) if f.name not in _GROWS])
+    if new.towers < old.towers:
+        lines.append(f"towers: checkpoint {old.towers}, config {new.towers}, which are fewer")
+    elif len(new.conv_channels) != len(old.conv_channels):
+        lines.append(f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}")
+    elif new.towers > 1:
+        fitting = tuple(c * new.towers // old.towers for c in old.conv_channels)
+        if new.conv_channels != fitting or new.groups * old.towers != old.groups * new.towers:
+            lines.append(
+                f"conv_channels={new.conv_channels} and groups={new.groups}: {new.towers} towers "
+                f"as large as the checkpoint's {old.towers} have conv_channels={fitting} and "
+                f"groups={old.groups * new.towers // old.towers}"
+            )
+    else:
+        if any(b < a for a, b in zip(old.conv_channels, new.conv_channels, strict=True)):
+            lines.append(
+                f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}, "
+                "fewer in a block"
+            )
+        if old.conv_channels[-1] * new.groups != new.conv_channels[-1] * old.groups:
+            lines.append(
+                f"conv_channels={new.conv_channels} and groups={new.groups}: the checkpoint has "
+                f"{old.conv_channels[-1]} channel tokens in {old.groups} groups; keep their ratio"
+            )
+    if not old.groups and new.conv_channels[-1] != old.conv_channels[-1]:
+        lines.append(
+            f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}; without "
+            "groups, more channels in the last block change the answers"
+        )
+    if new.votes == "equal" and (old.votes == "learned" or new.groups > old.groups):
+        lines.append("votes: 'equal', but new groups start without a vote: set votes='learned'")
+    return lines
