@@ -86,11 +86,7 @@ class HSViTConfig(GroupSizes):
 
     conv_channels: tuple[int, ...] = settings.width((64, 128), "channels of each convolution block")
     conv_kernels: tuple[int, ...] = settings.kernel(
-        (3, 3),
-        "kernel size of each convolution block",
-        odd=True,
-        besides=(0,),
-        when=_CONVOLVES,
+        (3, 3), "kernel size of each convolution block", low=0, when=_CONVOLVES
     )
     pool_strides: tuple[int, ...] = settings.stride(
         (), "stride of each block's pool; empty: by the image size", when=_CONVOLVES
@@ -178,7 +174,7 @@ def _check_sizes(c: HSViTConfig) -> None:
             f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
         )
     if c.convolution:
-        if 0 in c.conv_kernels:
+        if any(kernel % 2 == 0 for kernel in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
     elif c.separable:
         raise ValueError("without convolution nothing can be separable: choose 'dense'")
