@@ -138,6 +138,8 @@ def _layered(
         asked["train.epochs"] = 0.0
     network = {"model": named.network}
     model = {**named.network, **_section(asked, "model.")}
+    if model["family"] not in FAMILIES:
+        raise models.UnknownFamily(model["family"])
     data, recipe = user.get("data.name", "cifar10"), user.get("recipe", "strong")
     own = "recipe" not in user and asked.get("data.name", data) not in words.DATA_SETS
     if own and 0 < images < recipes.FEW:
