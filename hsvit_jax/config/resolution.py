@@ -99,22 +99,24 @@ def resolve(
     classes = info.num_classes if info else 0
     if config.words:
         values = _layered(user, config.words, given, weights.settings, images, classes)
+        kept: Collection[str] = user
     else:
         values = {**dict(schema.leaves(config)), **given}
+        kept = values.keys()
     values["init.from"] = weights.source or values["init.from"]
     if images and values["train.batch"] > images:
-        if "train.batch" in user:
+        if "train.batch" in kept:
             raise ValueError(
                 f"train.batch={values['train.batch']} is larger than the training split of "
                 f"{images} images: lower train.batch or give more images"
             )
         values["train.batch"] = 2 ** int(math.log2(images))
-    if not values["augment.flip"] and "eval.tta" not in user:  # mirrored images are other images
+    if not values["augment.flip"] and "eval.tta" not in kept:  # mirrored images are other images
         values["eval.tta"] = "none"
     for key, value in weights.fills.items():
         values[key] = values[key] or value
     if info:
-        _fill(values, info, user)
+        _fill(values, info, kept)
     found = make(values, user, config.words)
     validate(found)
     if images and found.optim.warmup_epochs == AUTOMATIC:
@@ -231,7 +233,7 @@ def _switched(named: Words) -> dict[str, Any]:
     return values
 
 
-def _fill(values: dict[str, Any], info: Any, user: Collection[str]) -> None:
+def _fill(values: dict[str, Any], info: Any, kept: Collection[str]) -> None:
     """Fills in what follows from the data set, and does not mirror images that must not be."""
     size = tuple(values["data.image_size"]) or tuple(info.image_size)
     values["data.image_size"] = size * 2 if len(size) == 1 else size
@@ -250,7 +252,7 @@ def _fill(values: dict[str, Any], info: Any, user: Collection[str]) -> None:
         key = f"data.{name}"
         values[key] = per_channel(key, values[key] or getattr(info, name), channels)
     for key, off in () if info.flip else (("augment.flip", False), ("eval.tta", "none")):
-        if key not in user:
+        if key not in kept:
             values[key] = off
         elif values[key] != off:
             warnings.warn(
