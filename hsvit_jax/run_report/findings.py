@@ -136,8 +136,10 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 def _occlusion(
     classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
 ) -> list[np.ndarray | None]:
-    """The fall of the predicted class's probability for each covered part, (R, R): by two cells of
-    the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2.
+    """Returns how far the predicted class's probability falls by each covered part, (R, R).
+
+    Two cells are covered by the data's mean color. Source: Zeiler and Fergus, arXiv 1311.2901,
+    section 4.2.
 
     None for the images at the end, if a batch more would take longer than `_SECONDS`.
     """
@@ -177,7 +179,7 @@ def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int
 def _augmented(
     config: ml_collections.ConfigDict, part: data.Split
 ) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
-    """Some training images, and each in a few batches of the recipe."""
+    """Returns some training images, and each in a few batches of the recipe."""
     if config.init.cache or not step.augment_settings(config).active():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
