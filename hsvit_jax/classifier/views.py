@@ -92,11 +92,9 @@ def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
         arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
         if set(arrays) == {"logits"}:
             c = config.model
-            mixer = f" with mixer={c.mixer!r}" if "mixer" in c else ""
             raise ValueError(
-                f"{c.variant} ({c.family}){mixer} has nothing to show: neither attention weights "
-                "nor groups nor tokens at known places. Visualize an hsvit or a transformer with "
-                "softmax attention, such as one of vix, levix, ccx, cvx, pix, hvt, deit and dhvt"
+                f"{c.variant} ({c.family}) has nothing to show: neither attention weights nor "
+                "groups nor tokens at known places"
             )
         views = views_of(model, arrays, 0)
         if views.votes_GK is None:
