@@ -144,7 +144,7 @@ def _occlusion(
     None for the images at the end, if a batch more would take longer than `_SECONDS`.
     """
     height, width = images_NHWC.shape[1:3]
-    colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
+    color = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
 
     def cells(length: int) -> list[slice]:
         starts = (np.arange(_ROWS) - 0.5) * length / _ROWS
@@ -158,7 +158,7 @@ def _occlusion(
             break
         covered = np.repeat(images_NHWC[first : first + at_once], len(places), 0)
         for one, place in zip(covered, itertools.cycle(places), strict=False):
-            one[place] = colour
+            one[place] = color
         logits = classifier.logits(covered, batch).astype(np.float64)
         p_NPK = special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
         for p_K, p_PK in zip(p_NK[first:], p_NPK, strict=False):

@@ -192,7 +192,7 @@ def _delete(names: Iterable[str]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises ValueError where nobody listens at a cluster's host:port: Ray would ask without end."""
+    """Raises ValueError where nobody listens at a cluster's address: Ray would ask without end."""
     if address in ("", "auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")
