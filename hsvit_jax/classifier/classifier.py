@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import schema
 from hsvit_jax.text import few
 
 
@@ -341,12 +340,12 @@ def load(
       ValueError: there is no good checkpoint or file, another process has another one, or the
         devices do not fit the network.
     """
-    if not (key := schema.KEYS["mesh.aggregate"]).fits(aggregate):
-        raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
+    from hsvit_jax.config import schema
     from hsvit_jax.runtime import coordination
     from hsvit_jax.weights.stored import digest, of_survivors, stored_network
 
+    schema.KEYS["mesh.aggregate"].check("aggregate", aggregate)
     alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
     with checkpoint.alone() if alone else contextlib.nullcontext():
         stored = of_survivors(stored_network(path, which))

@@ -25,19 +25,22 @@ def frozen_parts(freeze: str) -> frozenset[str]:
 
 def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
-    trained, or where the weights of init.from leave a setting of the start unused."""
+    trained, or leave a setting of the start unused."""
     init = config.init
-    asking = [f"init.{name}" for name in _FITTING if init[name] not in ("match", "keep")]
-    asking += ["init.freeze"] * bool(frozen_parts(init.freeze))
-    if config.recipe == "finetune":
-        asking = ["the recipe finetune"]
-    if asking and not init["from"]:
+    fitting = {name: init[name] for name in _FITTING if init[name] not in ("match", "keep")}
+    fitting |= {"freeze": init.freeze} if frozen_parts(init.freeze) else {}
+    needy = [f"init.{name}={value}" for name, value in fitting.items()]
+    needy += ["the recipe finetune"] * (config.recipe == "finetune")
+    if needy and not init["from"]:
         raise ValueError(
-            f"{few(asking)}: for trained weights, not random ones; name them with "
-            "--config.init.from=PATH, or leave that setting out (--config.init.freeze= for none)"
+            f"{' and '.join(needy)} would need trained weights: name them with "
+            "--config.init.from=PATH, or leave that out"
         )
     if init["from"] and init.whiten and "init.whiten" in config.user:
-        raise ValueError("init.whiten is for random weights: leave it or init.from out")
+        raise ValueError(
+            "init.whiten is a start from random weights and init.from one from trained ones: leave "
+            "one of them out"
+        )
 
 
 _OF_IMAGES = ("image_size", "channels", "mean", "std")

@@ -23,10 +23,8 @@ def test_where_tokens_lie():
         ("efficientformer", 16, {}, r"map of 1×1 is too small"),
         ("efficientformer", 64, {"activation": "gleu"}, r"unknown activation 'gleu'"),
         ("swiftformer", 8, {}, r"map of 1×1 is too small .* larger data.image_size"),
-        ("swiftformer", 64, {"queries": "none"}, r"unknown model.queries 'none'"),
         ("mobilevit", 16, {}, r"map of 1×1 is too small .* use a larger"),
         ("cvt", 3, {}, "map of 1×1 is too small"),
-        ("cvt", 64, {"drop_path_of": "block"}, r"unknown model.drop_path_of 'block'"),
     ],
 )
 def test_images_and_settings_that_do_not_fit_are_told(family, side, changes, message):

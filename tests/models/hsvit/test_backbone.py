@@ -12,7 +12,7 @@ from hsvit_jax.models.hsvit import backbone
 
 
 def settings(variant, **changes):
-    own = {**backbone.DEFAULTS, **backbone.VARIANTS[variant], **changes}
+    own = {**backbone.FAMILY.defaults, **backbone.VARIANTS[variant], **changes}
     return {"family": "hsvit_backbone", "dtype": "float32", **own}
 
 
@@ -151,13 +151,9 @@ def test_the_backbone_s_settings_from_the_command_line():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": 48}, "2048 channel tokens of the backbone cannot split into groups=48"),
+        ({"groups": 48}, "2048 channel tokens cannot split into groups=48"),
         ({"embed_dim": 12}, "embed_dim=12 is not divisible by heads=8"),
-        ({"votes": "none"}, r"votes .*one of \('equal', 'learned'\)"),
-        ({"trunk": "split"}, r"trunk .*one of \('replicated', 'sharded'\)"),
-        ({"dropout": 1.5}, r"dropout must be in \[0, 1\); got 1.5"),
-        ({"depth": 0}, "sizes must be positive"),
-        ({"groups": 0, "votes": "learned"}, "without attention groups there is no vote"),
+        ({"groups": 0, "trunk": "sharded"}, "without attention groups trunk"),
         ({"backbone": "vgg16"}, "'vgg16'; it begins with one of resnet, efficientnet"),
         ({"backbone": "efficientnet_b0"}, "family efficientnet, which does not agree with the key"),
     ],

@@ -61,7 +61,6 @@ def test_costs_are_of_a_tile():
         ({"towers": 2}, r"towers=2 cannot see the 4 tiles .* multiple of 4"),
         ({"towers": 1}, "towers=1 cannot see the 4 tiles"),
         ({"tiles": (2,)}, "a number of rows and one of columns"),
-        ({"tiles": (0, 2)}, "a number of rows and one of columns"),
     ],
 )
 def test_tiles_that_do_not_fit_say_so(changes, message):

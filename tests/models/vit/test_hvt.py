@@ -46,12 +46,7 @@ def test_lengths_of_the_sequence(changes, lengths):
     [
         ({"patch": 8}, "12×20 pixels cannot be cut into patches of patch=8"),
         ({"stage_depth": 1, "depth": 4}, r"1 tokens after block 3 are fewer than pool_window=3"),
-        ({"pool": "median"}, r"unknown model.pool 'median'; choose one of \('max'"),
-        ({"pool_dims": 3}, "pool_dims must be 1 or 2; got 3"),
         ({"pool_dims": 2, "pool_window": 2}, "odd in 2-D; got 2"),
-        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\); got 1.0"),
-        ({"heads": 0}, "sizes must be positive"),
-        ({"stage_depth": -1}, "sizes must be positive"),
     ],
 )
 def test_sizes_that_do_not_fit_say_so(changes, message):
