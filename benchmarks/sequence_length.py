@@ -14,6 +14,8 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+import tables
+
 from hsvit_jax import artifacts
 from hsvit_jax.models import costs
 from hsvit_jax.models.vix import mixer_config, vix
@@ -64,7 +66,7 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
 def _network(mixer: str, tokens: int, **settings: Any) -> vix.ViX:
     rows = 1 << (isqrt(tokens).bit_length() - 1)
     return vix.FAMILY.build(
-        {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
+        {**vix.FAMILY.defaults, **settings, "mixer": mixer, "patch": 1},
         image_size=(rows, tokens // rows),
         channels=3,
         num_classes=10,
@@ -94,7 +96,7 @@ def table(rows: Sequence[Row]) -> list[tuple]:
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """Writes `sequence.csv` and `sequence.png` into `folder`, which is made."""
-    return artifacts.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
+    return tables.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
@@ -111,7 +113,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
             points = [(r.tokens, getattr(r, key) / unit) for r in rows if r.mixer == mixer]
             axes.plot(*zip(*points, strict=True), marker=".", label=mixer)
         low = min(getattr(r, key) for r in rows if r.tokens == lengths[0]) / unit
-        artifacts.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
+        tables.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import tables
 
 from hsvit_jax import artifacts
 from hsvit_jax import config as config_lib
@@ -113,7 +114,7 @@ def measure(
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """Writes `growth.csv` and `growth.png` into `folder`, which is made."""
-    return artifacts.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
+    return tables.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
@@ -129,7 +130,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
             points = sorted((row.flops_ratio, ratio(row)) for row in series)
             axes.plot(*zip(*points, strict=True), marker=".", label=name)
         ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
-        artifacts.double_log(axes, (ends, ends), "as FLOPs")
+        tables.double_log(axes, (ends, ends), "as FLOPs")
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
 
 

@@ -147,10 +147,9 @@ def train_batch(
       float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
 
     Raises:
-      ValueError: for images that are not uint8, other than 1 or 3 channels where RandAugment is
-        on, images too large for its integer sums, or a key that is not threefry.
+      ValueError: where RandAugment is on, for other than 1 or 3 channels or images too large for
+        its integer sums; for more padding than an image has pixels.
     """
-    _check_images(images_BHWC)
     check_size(settings, *images_BHWC.shape[1:])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
@@ -192,9 +191,8 @@ def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float,
       float32 (B, H, W, C).
 
     Raises:
-      ValueError: another dtype or rank, or channels that do not match.
+      ValueError: another number of channels than of values.
     """
-    _check_images(images_BHWC)
     if not images_BHWC.shape[-1] == len(mean) == len(std):
         raise ValueError(
             f"images have {images_BHWC.shape[-1]} channels, but mean and std have {len(mean)} and "
@@ -290,14 +288,6 @@ def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.
     return jax.vmap(
         lambda index: jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
     )(indices_B)
-
-
-def _check_images(images_BHWC: jax.Array):
-    if images_BHWC.ndim != 4 or images_BHWC.dtype != jnp.uint8 or 0 in images_BHWC.shape:
-        raise ValueError(
-            f"images are {images_BHWC.dtype} of shape {images_BHWC.shape}; expected uint8 of shape "
-            "(batch, height, width, channels), none of them 0"
-        )
 
 
 def check_size(settings: Augment, height: int, width: int, channels: int) -> None:

@@ -16,16 +16,7 @@ def example_bits(key: jax.Array, indices_B: jax.Array, count: int) -> jax.Array:
 
     Returns:
       uint32 (B, S).
-
-    Raises:
-      ValueError: a key of another kind.
     """
-    kind = str(jax.random.key_impl(key))
-    if kind != "threefry2x32":
-        raise ValueError(
-            f"augmentation needs a key of kind 'threefry2x32', got {kind!r}: make it with "
-            "jax.random.key(seed, impl='threefry2x32')"
-        )
     return jax.vmap(
         lambda index: jax.random.bits(jax.random.fold_in(key, index), (count,), jnp.uint32)
     )(indices_B)

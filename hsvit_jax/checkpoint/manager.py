@@ -210,7 +210,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None and jax.process_count() > 1:
+        if error is not None and arrays.others():
             self._manager = None  # the others may never come to finish a save with this process
         try:
             self.close()
@@ -226,7 +226,7 @@ class Checkpoints:
             yield
         except Exception as error:
             self._manager = None  # it keeps what else failed in that save for the next one
-            if jax.process_count() > 1 and "Gloo" in str(error):  # another process was lost
+            if arrays.others() and "Gloo" in str(error):  # another process was lost
                 raise jax.errors.JaxRuntimeError(f"{failure}: {brief(error)}") from error
             disk.clear_cut_short(self.directory)
             kept = "Earlier steps are untouched" if self.steps() else "No step was saved before"

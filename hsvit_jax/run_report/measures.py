@@ -121,13 +121,9 @@ def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, 
 def confusion_table(confusion_KK: np.ndarray, names: Sequence[str], most: int = 10) -> str:
     """Formats the confusion matrix, or for many classes the `most` frequent confusions."""
     if len(names) <= 20:
-        width = max(max(len(n) for n in names), len(str(confusion_KK.max())), 4)
-        head = " " * width + " " + " ".join(f"{n[:width]:>{width}}" for n in names)
-        rows = [
-            f"{n:>{width}} " + " ".join(f"{c:>{width}}" for c in row)
-            for n, row in zip(names, confusion_KK, strict=True)
-        ]
-        return "\n".join(["rows: true class, columns: predicted", head, *rows])
+        counts = [(name, *map(str, row)) for name, row in zip(names, confusion_KK, strict=True)]
+        table = artifacts.aligned([("", *names), *counts])
+        return "\n".join(["rows: true class, columns: predicted", *table])
     confusions = frequent_confusions(confusion_KK, most)
     lines = [f"{n:>6} × {names[i]} taken for {names[j]}" for n, i, j in confusions]
     return "\n".join(["most frequent confusions:", *lines])

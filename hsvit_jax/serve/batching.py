@@ -112,21 +112,17 @@ class Batcher:
             probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
             if not np.isfinite(probabilities_BK).all():
                 raise ValueError("the network's logits are not finite: serve another checkpoint")
+            answers = [
+                Answer(p_K, int(voted), ballot, index) if voted else NoVotes()
+                for index, (p_K, voted) in enumerate(zip(probabilities_BK, voted_B, strict=True))
+            ]
             self.failed = False
         except Exception as error:  # the requests fail, the server does not
-            self.failed = True
-            for one in batch:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
-            return
-        for index, one in enumerate(batch):
-            if one.answer.done():
-                continue
-            if voted_B[index]:
-                found = Answer(probabilities_BK[index], int(voted_B[index]), ballot, index)
-                one.answer.set_result(found)
-            else:
-                one.answer.set_exception(NoVotes())
+            answers, self.failed = [error] * len(batch), True
+        for one, found in zip(batch, answers, strict=False):  # not those that fill the batch
+            if not one.answer.done():
+                failed = isinstance(found, Exception)
+                (one.answer.set_exception if failed else one.answer.set_result)(found)
 
     def _elect(
         self, ballot: Ballot, lost_of: list[frozenset[int]]

@@ -22,6 +22,7 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.checkpoint import checksum
 from hsvit_jax.data import cache
 from hsvit_jax.models import feature_extractor
+from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
@@ -51,8 +52,8 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
             f"{where} has one set of features of an image, and data.repeats={config.data.repeats} "
             "would show it again unchanged: set data.repeats=1, or leave init.cache empty"
         )
-    if jax.process_count() > 1:
-        raise ValueError(f"{where} works with one process; this job has {jax.process_count()}")
+    if coordination.count() > 1:
+        raise ValueError(f"{where} works with one process; this job has {coordination.count()}")
     params = model.init_shapes()[0]
     paths = jax.tree_util.tree_flatten_with_path(_frozen(params, model))[0]
     if mesh.shape[mesh_lib.GROUP] > 1 and any(mesh_lib.is_spread(p, model) for p, _ in paths):

@@ -82,7 +82,7 @@ def train(
     config = config_lib.resolve(config)  # keys may have been assigned
     metrics.check_loggers(config.train.loggers)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
-    several, verbose = jax.process_count() > 1, verbose and lead
+    several, verbose = coordination.count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
 

@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
         "command": shlex.join([*(Path(program).name for program in words[:1]), *words[1:]]),
         "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
-        "processes": str(jax.process_count()),
+        "processes": str(coordination.count()),
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: metadata.version(name) for name in packages},
     }
@@ -112,7 +112,7 @@ def check_shared(workdir: Path) -> None:
     Raises:
         ValueError: this process does not see process 0's.
     """
-    if jax.process_count() == 1:
+    if coordination.count() == 1:
         return
     token = coordination.from_lead(f"{os.getpid()}-{time.time_ns()}")
     mark = workdir / ".job"

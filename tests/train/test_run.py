@@ -406,7 +406,7 @@ def test_nfs_may_show_process_0s_mark_late(tmp_path, monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(coordination, "count", lambda: 2)
     monkeypatch.setattr(coordination, "is_lead", lambda: False)
     monkeypatch.setattr(coordination, "from_lead", lambda text: "new")
     monkeypatch.setattr(Path, "read_text", read_text)

@@ -12,7 +12,7 @@ from hsvit_jax.models.hsvit import backbone
 
 
 def settings(variant, **changes):
-    own = {**backbone.DEFAULTS, **backbone.VARIANTS[variant], **changes}
+    own = {**backbone.FAMILY.defaults, **backbone.VARIANTS[variant], **changes}
     return {"family": "hsvit_backbone", "dtype": "float32", **own}
 
 

@@ -118,8 +118,8 @@ def test_the_shortcut_adds_what_was_there():
 def test_norms_are_what_they_are_called():
     stats = {
         (sope, daff): dhvt.DHVT(dataclasses.replace(SMALL, sope_norm=sope, daff_norm=daff))
-        for sope in dhvt.NORMS
-        for daff in dhvt.NORMS
+        for sope in ("batch", "layer")
+        for daff in ("batch", "layer")
     }
     for (sope, daff), model in stats.items():
         _, found = model.init_shapes()

@@ -1,4 +1,4 @@
-"""The ViX paper's families: what follows from an image's size."""
+"""The ViX paper's families: what follows from an image's size, and what is refused."""
 
 import pytest
 from support import vix_files
