@@ -66,7 +66,7 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
 def _network(mixer: str, tokens: int, **settings: Any) -> vix.ViX:
     rows = 1 << (isqrt(tokens).bit_length() - 1)
     return vix.FAMILY.build(
-        {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
+        {**vix.FAMILY.defaults, **settings, "mixer": mixer, "patch": 1},
         image_size=(rows, tokens // rows),
         channels=3,
         num_classes=10,

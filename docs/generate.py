@@ -1,7 +1,6 @@
 """Writes the tables in docs/ that derive from the code: `python docs/generate.py`."""
 
 import ast
-import dataclasses
 import re
 import runpy
 from collections.abc import Callable, Mapping
@@ -92,29 +91,24 @@ def _keys() -> list[str]:
 
 def _model_keys() -> list[str]:
     """The table of the keys of `model`, with the families that have them."""
-    models = {name: {"dtype": "float32", **f.settings()} for name, f in FAMILIES.items()}
+    rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for name, family in FAMILIES.items():
+        for leaf, key in family.keys.items():
+            row = rows.setdefault((leaf, key.meaning, _values(key)), {})
+            row.setdefault(_shown(family.settings()[leaf]), []).append(name)
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
-    # 'cvt.heads' and 'swin.heads' mean the same, and are one row.
-    rows = dict.fromkeys((name.rpartition(".")[2], key) for name, key in schema.MODEL_KEYS.items())
-    for leaf, key in rows:
-        readers: dict[str, list[str]] = {}
-        for family, model in models.items():
-            if leaf in model and schema.of(f"model.{leaf}", model) == key:
-                readers.setdefault(_shown(model[leaf]), []).append(family)
-        if leaf == "family":
-            defaults = "named by `--config`"
-        elif len(readers) == 1 and len(*readers.values()) == len(models):
-            (defaults,) = readers
-        else:
-            defaults = ", ".join(f"{value} ({', '.join(who)})" for value, who in readers.items())
-        lines.append(f"| `model.{leaf}` | {key.meaning} | {_values(key)} | {defaults} |")
+    for leaf, key in schema.OF_MODELS.items():
+        default = "`float32`" if leaf == "dtype" else "named by `--config`"
+        lines.append(f"| `model.{leaf}` | {key.meaning} | {_values(key)} | {default} |")
+    for (leaf, meaning, values), readers in rows.items():
+        defaults = ", ".join(f"{value} ({', '.join(who)})" for value, who in readers.items())
+        lines.append(f"| `model.{leaf}` | {meaning} | {values} | {defaults} |")
     return lines
 
 
 def _values(key: schema.Key) -> str:
     """The values that fit a key, for a cell of a table."""
-    one = dataclasses.replace(key, several=False).expected
-    text = f"a tuple, each {one}" if key.several else one
+    text = f"a tuple, each {key.each}" if key.several else key.each
     return re.sub("'(.*?)'", r"`\1`", text.removesuffix(", at most 4096 letters"))
 
 

@@ -45,7 +45,7 @@ MESH = "mesh.group mesh.data mesh.aggregate"
 
 
 class Misuse(ValueError):
-    """A command line that asks for nothing that could be done: exit code 2."""
+    """An invalid command line: exit code 2."""
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def misuse() -> Iterator[None]:
 
 
 def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
-    """The path of a file to write. Raises Misuse for a name that ends otherwise than in `suffix`.
+    """Returns the path of a file to write. Raises Misuse for another ending than `suffix`.
 
     Args:
       word: of the command line that names the file.
@@ -122,16 +122,16 @@ class Command:
 
     @property
     def takes_run(self) -> bool:
-        """Whether the command reads a run."""
+        """Says whether the command reads a run."""
         return any("checkpoint" in row for row in self.flags)
 
     @property
     def usage(self) -> str:
-        """The words that the command takes."""
+        """Names the words that the command takes."""
         return " ".join(filter(None, ["RUN" * self.takes_run, self.words]))
 
     def reads_key(self, key: str) -> bool:
-        """Whether the command reads a configuration key, such as 'train.batch'."""
+        """Says whether the command reads a configuration key, such as 'train.batch'."""
         return not {EVERYTHING, key, key.partition(".")[0]}.isdisjoint(self.config.split())
 
 
@@ -159,11 +159,11 @@ class Request:
 
     @property
     def line(self) -> str:
-        """The whole command line, to be given again."""
+        """Returns the whole command line, to be given again."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
     def train_line(self, **changes: str) -> str:
-        """The command that trains this configuration with `changes`, keys of it by section."""
+        """Returns the command that trains this configuration with `changes`, by key."""
         kept = [s for s in self.settings if s.partition("=")[0] not in changes]
         words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
         config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
@@ -171,12 +171,12 @@ class Request:
 
     @property
     def source(self) -> str:
-        """The run, which the configuration may name."""
+        """Returns the run, which the configuration may name."""
         return self.run or self.workdir
 
     @property
     def workdir(self) -> str:
-        """The folder given, or the configuration's default."""
+        """Returns the folder given, or the configuration's default."""
         settings = self.config, self.spec, self.settings
         return self.flags.workdir or config_lib.default_workdir(*settings)
 
@@ -279,7 +279,7 @@ def _users_of(
 
 
 def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> str:
-    """What a word of another program would be here: flags, keys with their `value`, or advice."""
+    """Says what a word of another program is here: flags, keys with their `value`, or advice."""
     keys = [key for key in config_lib.all_keys() if command.reads_key(key)]
     found = config_lib.meant(word, [*keys, *own])
     if not command.reads_key("data.name"):
@@ -337,11 +337,12 @@ def _check_config(request: Request, command: Command, keys: list[str]) -> None:
     by_words = command.config == EVERYTHING and command.words  # which name configurations
     if request.config is None and command.needs_config:
         raise Misuse(f"{name} needs --config=FILE")
-    unread = request.config is not None and not more
+    unread = request.config is not None and (by_words or not more)
     # But for the one that names the run, or the file of its network.
     if unread and not (finds_run and (not named or config_lib.is_registered(request.config))):
         beside = f" beside {named}" if named else ""
-        raise Misuse(f"{name} does not use --config{beside}: leave it out")
+        instead = f"it takes {command.words}" if by_words else "leave it out"
+        raise Misuse(f"{name} does not use --config{beside}: {instead}")
     for key in keys:
         by_config = finds_run and not named and config_lib.names_run(key)
         if not (command.reads_key(key) or by_config):
@@ -412,12 +413,12 @@ class _End:
     """How the work ended."""
 
     code = 0
-    alone = False  # of all processes of the job, this one came to it
+    alone = False  # whether this process of the job alone came to it
 
 
 @contextlib.contextmanager
 def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
-    """Turns every end of the work that is no bug into a line and an exit code.
+    """Maps every end of the work that is no bug to a line and an exit code.
 
     Args:
       start: program and command, for hints.

@@ -102,7 +102,7 @@ def test_names_exist():
     targets = set(re.findall(r"\bmake ([a-z-]+)(?=`|  )", text))
     assert {"quickstart", "test", "test-slow", "docs"} <= targets
     assert not [name for name in targets if f"\n{name}:" not in makefile]
-    known = {*schema.KEYS, *(f"model.{name}" for name in schema.MODEL_KEYS)}
+    known = {*schema.KEYS, *schema.all_keys(), *schema.LABELS}
     known |= {"model.safetensors", "config.json", "report.html"}  # files
     rooms = {path.stem for path in (ROOT / "hsvit_jax").iterdir()}
     sections = "|".join(rooms | {name.partition(".")[0] for name in known})
@@ -119,7 +119,7 @@ def test_tables_of_the_code_are_current():
     spec.loader.exec_module(generate)
     for page, text in PAGES.items():
         assert generate.regenerated(text) == text, f"{page}: run python docs/generate.py"
-    for name in (*schema.KEYS, *(f"model.{n.split('.')[-1]}" for n in schema.MODEL_KEYS)):
+    for name in (*schema.LABELS, *schema.all_keys()):
         assert f"\n| `{name}` | " in PAGES["docs/configuration.md"], name
     rows = re.findall(r"\n\| `(?:model\.)?\w.*", PAGES["docs/configuration.md"])
     assert len(rows) > 150 and len(rows) == len(set(rows))

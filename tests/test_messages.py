@@ -72,7 +72,7 @@ TABLE = """
 2 | power-search DIGITS --config.train.steps=1          | --epochs, --config.train.steps
 2 | benchmark DIGITS --batch=1 --config.train.batch=2   | --batch, --config.train.batch
 2 | benchmark DIGITS --vs=true --peak                   | --vs, --peak
-2 | compare c2a2:digits DIGITS                          | --config, as a word
+2 | compare c2a2:digits DIGITS                          | --config, SPEC
 2 | compare c2a2:digits --fractions=0.1 --config.data.fraction=1 | --fractions, data.fraction
 2 | compare c2a2:digits --config.seed=3                 | --seeds, --config.seed
 # What is lacking.
@@ -102,7 +102,8 @@ TABLE = """
 2 | compare ' '                                         | --config names no file
 2 | compare c2a2:digits,tinyx                           | Did you mean tiny?
 2 | compare c2a2:digits --seeds=x                       | seed, 0 to 4294967295
-2 | compare c2a2:digits --fractions=0.1,2               | --fractions, at most 1
+2 | compare c2a2:digits --fractions=0.1,2               | data.fraction
+2 | study fig5 DIGITS                                   | --config, NAME
 2 | compare c2a2:digits --fractions=                    | expected numbers
 # The request and its data.
 1 | study own.py                                        | own.py, get_study

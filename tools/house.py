@@ -101,7 +101,8 @@ def table(_: Path) -> dict[str, Any]:
     for name, command in commands.COMMANDS.items():
         rows = [[getattr(row[0], "__name__", "path"), *map(str, row[1:])] for row in command.flags]
         found[name] = {"flags": rows, "config": command.config, "words": command.words}
-    for name, key in {**schema.KEYS, **schema.MODEL_KEYS}.items():
+    of_models = {f"{n}.{k}": key for n, f in FAMILIES.items() for k, key in f.keys.items()}
+    for name, key in {**schema.KEYS, **of_models}.items():
         found[f"key {name}"] = [key.meaning, key.expected, str(key.initial)]
     found["exit codes"] = cli.__doc__
     return found

@@ -68,13 +68,13 @@ def compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
 
 
 def augmentation(run: Any, augmented: bool) -> augment.Augment:
-    """The run's augmentation, or, unless `augmented`, its normalisation alone."""
+    """Returns the run's augmentation or, unless `augmented`, its normalisation alone."""
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
 
 def train_job(run: Any, augmented: bool) -> Job:
-    """The training step, its batch gathered from a data set on the devices."""
+    """Builds the training step; its batch is gathered from a data set on the devices."""
     state, source = step.first_state(run), batches.resident(run, 0)
     train_step = step.jit_step(run, augmentation(run, augmented))
     compiled, seconds = compile(train_step, state, next(source))
@@ -88,7 +88,7 @@ def train_job(run: Any, augmented: bool) -> Job:
 
 
 def input_job(run: Any, augmented: bool) -> Job:
-    """The batch of a training step: gathered from the data on the devices, and augmented."""
+    """Builds the batch of a training step: gathered on the devices, and augmented."""
     settings, key = augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
@@ -102,7 +102,7 @@ def input_job(run: Any, augmented: bool) -> Job:
 
 
 def infer_job(run: Any, _: bool) -> Job:
-    """The evaluation forward, on a batch that lies on the devices."""
+    """Builds the evaluation forward, on a batch that lies on the devices."""
     batch = run.config.train.batch
     forward = evaluate.make_forward(run.model, run.mesh, run.config, run.config.mesh.aggregate)
     params, stats = averaged(step.first_state(run))
@@ -112,7 +112,7 @@ def infer_job(run: Any, _: bool) -> Job:
 
 
 def eval_job(run: Any, _: bool) -> Job:
-    """An evaluation of the test split, from host arrays to counts."""
+    """Builds an evaluation of the test split, from host arrays to counts."""
     config = run.config
     evaluator = evaluate.make_evaluator(run.model, run.mesh, config, config.mesh.aggregate)
     params, stats = averaged(step.first_state(run))
@@ -125,7 +125,7 @@ JOBS = {"train": train_job, "infer": infer_job, "input": input_job, "eval": eval
 
 
 def views_of_an_image(config: ml_collections.ConfigDict) -> int:
-    """How often an evaluation sends an image through the network: its views of eval.tta."""
+    """Counts the views of an image that an evaluation sends through the network (eval.tta)."""
     image = jax.ShapeDtypeStruct((1, 2, 2, 1), np.float32)
     return jax.eval_shape(lambda x: evaluate.tta_views(x, config.eval.tta), image).shape[0]
 
@@ -141,7 +141,7 @@ def timed(take: Callable[[], Any], steps: int) -> list[float]:
 
 
 def summary(name: str, values: list[float], spread: str = "") -> dict[str, Any]:
-    """The median, and minimum, quartiles and maximum as `spread` (default: NAME_spread)."""
+    """Returns the median; minimum, quartiles and maximum as `spread` (default: NAME_spread)."""
     numbers = np.quantile(values, (0, 0.25, 0.75, 1)).tolist()
     ends = dict(zip(("min", "quartile1", "quartile3", "max"), numbers, strict=True))
     return {name: statistics.median(values), spread or f"{name}_spread": ends}

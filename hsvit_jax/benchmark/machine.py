@@ -58,18 +58,18 @@ def program_record(compiled: Any) -> dict:
 
 
 def peak_memory() -> int:
-    """Peak bytes of memory of this process so far."""
+    """Returns the peak bytes of memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 def device_memory(devices: Any) -> int | None:
-    """Peak bytes held on any of the accelerators; None for CPUs."""
+    """Returns the peak bytes held on any of the accelerators; None for CPUs."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     return None if None in peaks else max(peaks)
 
 
 def description() -> dict:
-    """Devices, cores, load and versions, for the JSON line."""
+    """Describes devices, cores, load and versions, for the JSON line."""
     version = importlib.metadata.version
     return {
         "devices": [d.device_kind for d in jax.devices()],

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import schema
 from hsvit_jax.text import few
 
 
@@ -194,7 +193,7 @@ class Classifier:
 
     @cached_property
     def voters_G(self) -> np.ndarray:
-        """Which attention groups vote, float32 (G,): 0 for those that were lost in training."""
+        """Says which attention groups vote, float32 (G,): 0 for those lost in training."""
         votes_G = np.ones(self.model.config.groups, np.float32)
         votes_G[sorted(self.model.silent)] = 0
         if (vote_G := self.model.learned(self.params)) is not None:
@@ -218,7 +217,7 @@ class Classifier:
         return parts.cut(self.model, params, stats, count, normalise)
 
     def fused(self) -> "Classifier":
-        """The same network for inference: a FastViT's sums of branches as single convolutions.
+        """Builds the same network for inference: a FastViT's branches as single convolutions.
 
         Raises:
           ValueError: the network has nothing to fuse.
@@ -233,8 +232,8 @@ class Classifier:
         """Evaluates images with labels: a data set's test split, or a split.
 
         Args:
-          dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. Of a folder or a
-            table that are not the run's own, by whatever path, all images are evaluated.
+          dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. All images of a
+            folder or a table are evaluated, unless they are the run's own, by whatever path.
 
         Returns:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
@@ -267,7 +266,7 @@ class Classifier:
         return train.load_data(config, test_only=not own and name.startswith(("folder=", "csv=")))
 
     def trained_on(self, config: Any) -> bool:
-        """Whether a configuration names the images of the training, by another path."""
+        """Says whether a configuration names the images of the training, by another path."""
         from hsvit_jax import train
 
         if self.fingerprint is None or not config.data.name.startswith(("folder=", "csv=")):
@@ -341,12 +340,12 @@ def load(
       ValueError: there is no good checkpoint or file, another process has another one, or the
         devices do not fit the network.
     """
-    if not (key := schema.KEYS["mesh.aggregate"]).fits(aggregate):
-        raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
+    from hsvit_jax.config import schema
     from hsvit_jax.runtime import coordination
     from hsvit_jax.weights.stored import digest, of_survivors, stored_network
 
+    schema.KEYS["mesh.aggregate"].check("aggregate", aggregate)
     alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
     with checkpoint.alone() if alone else contextlib.nullcontext():
         stored = of_survivors(stored_network(path, which))

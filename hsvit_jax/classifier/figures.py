@@ -86,7 +86,7 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
 
 
 def names(paths: Sequence[Path], out: Path) -> set[Path]:
-    """The files that `write` may write."""
+    """Names the files that `write` may write."""
     return {out / f"{stem}-{kind}.png" for stem in _stems(paths) for kind in KINDS}
 
 

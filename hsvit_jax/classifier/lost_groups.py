@@ -6,7 +6,6 @@ computed for every subset of groups.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ class Point:
 
 
 def units(model: Any) -> np.ndarray:
-    """The units that are lost as one, a group or all groups of a tower.
+    """Lists the units that are lost as one: a group, or all groups of a tower.
 
     Returns:
       float32 (U, G): 1 where a unit holds the group.
@@ -171,19 +170,18 @@ def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
     Returns:
       the paths of the CSV and the PNG.
     """
-    rows = [Point(*(round(x, 6) for x in dataclasses.astuple(point))) for point in points]
-    draw = functools.partial(_draw, points, title)
-    return artifacts.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
-
-
-def _draw(points: list[Point], title: str, figure: Any) -> None:
+    rows = [[round(x, 6) for x in dataclasses.astuple(point)] for point in points]
+    head, table = [field.name for field in dataclasses.fields(Point)], path.with_suffix(".csv")
+    artifacts.save_csv(table, [head, *rows])
+    figure = artifacts.figure(6.4, 4.2, dpi=110)
     axes = figure.subplots()
-    lost = [p.lost_groups for p in points]
-    mean, std = (np.array([getattr(p, k) for p in points]) for k in ("mean", "std"))
-    lowest, highest = ([getattr(p, k) for p in points] for k in ("lowest", "highest"))
+    lost, _, mean, std, lowest, highest = np.array(rows).T
     axes.fill_between(lost, lowest, highest, alpha=0.15, color="C0", label="lowest to highest")
     axes.fill_between(lost, mean - std, mean + std, alpha=0.3, color="C0", label="mean ± std")
     axes.plot(lost, mean, marker=".", color="C0", label="mean over subsets")
     axes.set(xlabel="attention groups lost", ylabel="accuracy", ylim=(0, 1.02))
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
+    axes.legend()
+    artifacts.save_figure(figure, path)
+    return table, path

@@ -92,11 +92,9 @@ def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
         arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
         if set(arrays) == {"logits"}:
             c = config.model
-            mixer = f" with mixer={c.mixer!r}" if "mixer" in c else ""
             raise ValueError(
-                f"{c.variant} ({c.family}){mixer} has nothing to show: neither attention weights "
-                "nor groups nor tokens at known places. Visualize an hsvit or a transformer with "
-                "softmax attention, such as one of vix, levix, ccx, cvx, pix, hvt, deit and dhvt"
+                f"{c.variant} ({c.family}) has nothing to show: neither attention weights nor "
+                "groups nor tokens at known places"
             )
         views = views_of(model, arrays, 0)
         if views.votes_GK is None:
@@ -180,7 +178,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
 
 
 def spread_out(items: list[int], most: int = 4) -> list[int]:
-    """At most `most` items, evenly spaced from the second to the last but one of a long list."""
+    """Chooses at most `most` items, evenly spaced; a long list gives up its two ends."""
     if len(items) <= most:
         return items
     ends = (1, len(items) - 2) if len(items) >= 2 * most else (0, len(items) - 1)

@@ -33,14 +33,11 @@ def run(request: Request) -> None:
     from hsvit_jax.studies import compare, engine, grid
 
     values, settings, line = request.flags, request.settings, request.line
-    if request.spec:
-        raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     fractions = sorted(set(values.fractions or ()))
-    if fractions and not 0 < fractions[0] <= fractions[-1] <= 1:
-        raise cli.Misuse(f"--fractions are above 0, at most 1; got {fractions}")
     with cli.misuse():
         systems = engine.System.parse_all(request.words)
-        engine.configure(systems, settings, values.seeds)
+        for share in [[f"data.fraction={fraction:g}"] for fraction in fractions] or [[]]:
+            engine.configure(systems, [*settings, *share], values.seeds)
     out, given = Path(values.out), (settings, values.seeds)
     if not fractions:
         rows = compare.compare(engine.train_all(systems, out, *given), values.batch)

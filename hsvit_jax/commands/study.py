@@ -31,8 +31,6 @@ def run(request: Request) -> None:
     from hsvit_jax.studies import engine, grid, study
 
     values, settings = request.flags, list(request.settings)
-    if request.spec:
-        raise cli.Misuse(f"study does not use --config: give {request.spec}'s data set as --data")
     with cli.misuse():
         path = study.find(*request.words)
     found = study.load(path)

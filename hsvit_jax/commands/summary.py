@@ -27,10 +27,9 @@ def run(request: Request) -> None:
 
 
 def resolved(request: Request) -> tuple[Any, Any, int]:
-    """The resolved configuration, its network, and the bytes that the optimizer keeps.
+    """Returns the resolved configuration, its network, and the bytes that the optimizer keeps.
 
-    Notes of images of a user's own, which are not counted here, that their number decides the
-    recipe.
+    A note says of custom images, which are not counted here, that their number decides the recipe.
     """
     from hsvit_jax import data, train
     from hsvit_jax.train import optim

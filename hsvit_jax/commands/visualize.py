@@ -1,6 +1,5 @@
 """hsvit visualize: PNGs of attention, feature maps and votes of a trained network."""
 
-import os
 from pathlib import Path
 
 from hsvit_jax.cli import MESH, Command, Request, define_path
@@ -24,12 +23,6 @@ def run(request: Request) -> int:
     from hsvit_jax.train.workdir import check_apart
 
     paths, out = files.listed(request.words), Path(request.flags.out)
-    for folder in filter(os.path.isdir, request.words):
-        if out.resolve().is_relative_to(Path(folder).resolve()):
-            raise ValueError(
-                f"--out={out} lies in {folder}, and its pictures would be taken for images of it "
-                "the next time: give an --out outside"
-            )
     if taken := {path.resolve() for path in paths} & figures.names(paths, out.resolve()):
         raise ValueError(
             f"--out={out} could write a picture over {min(taken)}, one of the images: give another"

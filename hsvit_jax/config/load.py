@@ -120,7 +120,11 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
         raise ValueError(
             f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
         ) from error
-    _check_keys(config, path)
+    if not isinstance(config, Settings):
+        raise ValueError(
+            f"get_config of {path} returned {type(config).__name__}; expected a configuration as "
+            "hsvit_jax.config.base makes it"
+        )
     return config
 
 
@@ -129,28 +133,6 @@ def _line_of(error: BaseException, path: Path) -> str:
         return f" in line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""
-
-
-def _check_keys(config: Any, path: Path) -> None:
-    """Raises ValueError unless a file's configuration has the keys of its family."""
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise ValueError(
-            f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
-            "hsvit_jax.config.base makes it"
-        )
-    given = dict(schema.leaves(config))
-    family, variant = given.get("model.family", DEFAULT.name), given.get("model.variant", "")
-    try:
-        record = variants.family_of(family)
-        model = record.settings(variant if variant in record.variants else "")
-        expected = [key for key, _ in schema.leaves(resolution.base(None, model))]
-        for key in given:
-            if key not in expected:
-                raise ValueError(_unknown(key, expected))
-        if missing := [key for key in expected if key not in given]:
-            raise ValueError(f"missing {few(missing)}")
-    except ValueError as error:
-        raise ValueError(f"the configuration of {path}: {error}") from None
 
 
 def override(config: Settings, settings: Sequence[str]) -> Settings:

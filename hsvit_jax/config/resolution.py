@@ -28,27 +28,6 @@ _TINY = {
 #: Sections of the recipe small that go with Muon and random weights.
 _OF_MUON = ("optim.", "init.")
 
-_ATTENTION = ("softmax", "performer", "linformer", "nystrom")
-#: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
-_READ_WITH = (
-    ("groups depth heads", "ablation", ("none", "attention_only")),
-    ("conv_kernels pool_strides", "ablation", ("none", "conv_only")),
-    ("landmarks residual_kernel", "mixer", ("nystrom",)),
-    ("projections one_kv_head", "mixer", ("linformer",)),
-    ("features", "mixer", ("performer",)),
-    ("attention_dropout", "mixer", ("softmax",)),
-    ("batch_coupling", "mixer", ("performer", "nystrom")),
-    ("expansion", "mixer", ("mlp_mixer",)),
-    ("vix.heads vix.head_dim", "mixer", _ATTENTION),
-    ("vix.mlp_dim head_pool", "mixer", (*_ATTENTION, "fnet")),
-    ("depth heads", "groups", range(1, 65537)),
-    ("heads key_dim attention_ratio", "attention_blocks", range(1, 257)),
-    ("pool pool_dims pool_window", "stage_depth", range(1, 257)),
-    ("affine sope_norm", "sope", (True,)),
-    ("stride_in_first_conv", "block", ("bottleneck",)),
-    ("daff_norm", "feed_forward", ("daff", "daff-no-shortcut", "daff-aggregate-all")),
-)
-
 
 class Weights(NamedTuple):
     """What init.from names.
@@ -120,22 +99,24 @@ def resolve(
     classes = info.num_classes if info else 0
     if config.words:
         values = _layered(user, config.words, given, weights.settings, images, classes)
+        kept: Collection[str] = user
     else:
         values = {**dict(schema.leaves(config)), **given}
+        kept = values.keys()
     values["init.from"] = weights.source or values["init.from"]
     if images and values["train.batch"] > images:
-        if "train.batch" in user:
+        if "train.batch" in kept:
             raise ValueError(
                 f"train.batch={values['train.batch']} is larger than the training split of "
                 f"{images} images: lower train.batch or give more images"
             )
         values["train.batch"] = 2 ** int(math.log2(images))
-    if not values["augment.flip"] and "eval.tta" not in user:  # mirrored images are other images
+    if not values["augment.flip"] and "eval.tta" not in kept:  # mirrored images are other images
         values["eval.tta"] = "none"
     for key, value in weights.fills.items():
         values[key] = values[key] or value
     if info:
-        _fill(values, info, user)
+        _fill(values, info, kept)
     found = make(values, user, config.words)
     validate(found)
     if images and found.optim.warmup_epochs == AUTOMATIC:
@@ -159,6 +140,8 @@ def _layered(
         asked["train.epochs"] = 0.0
     network = {"model": named.network}
     model = {**named.network, **_section(asked, "model.")}
+    if model["family"] not in FAMILIES:
+        raise models.UnknownFamily(model["family"])
     data, recipe = user.get("data.name", "cifar10"), user.get("recipe", "strong")
     own = "recipe" not in user and asked.get("data.name", data) not in words.DATA_SETS
     if own and 0 < images < recipes.FEW:
@@ -250,7 +233,7 @@ def _switched(named: Words) -> dict[str, Any]:
     return values
 
 
-def _fill(values: dict[str, Any], info: Any, user: Collection[str]) -> None:
+def _fill(values: dict[str, Any], info: Any, kept: Collection[str]) -> None:
     """Fills in what follows from the data set, and does not mirror images that must not be."""
     size = tuple(values["data.image_size"]) or tuple(info.image_size)
     values["data.image_size"] = size * 2 if len(size) == 1 else size
@@ -269,7 +252,7 @@ def _fill(values: dict[str, Any], info: Any, user: Collection[str]) -> None:
         key = f"data.{name}"
         values[key] = per_channel(key, values[key] or getattr(info, name), channels)
     for key, off in () if info.flip else (("augment.flip", False), ("eval.tta", "none")):
-        if key not in user:
+        if key not in kept:
             values[key] = off
         elif values[key] != off:
             warnings.warn(
@@ -294,48 +277,8 @@ def refuse_unread(config: Settings, own: Collection[str] | None = None) -> None:
       config: resolved, as the number of images may choose the recipe.
       own: keys of the settings to check; all of the user's by default.
     """
-    own = config.user if own is None else own
-    a, o, model, select_on = config.augment, config.optim, config.model, config.train.select_on
-    mixes = ("augment.mix_probability", a.mix_probability)
-    mixup, mixing = ("augment.mixup", a.mixup), a.mixup or a.cutmix
-    operations = ("augment.rand_augment_ops", a.rand_augment_ops)
-    for key, (other, value), read in (
-        ("augment.mixup", mixes, a.mix_probability or not a.mixup),
-        ("augment.cutmix", mixes, a.mix_probability or not a.cutmix),
-        ("augment.mix_probability", mixup, mixing or not a.mix_probability),
-        ("augment.mix_until", mixup, mixing or a.mix_until == 1),
-        ("augment.mix_until", mixes, a.mix_probability or a.mix_until == 1),
-        ("augment.rand_augment_magnitude", operations, a.rand_augment_ops),
-        ("augment.rand_augment_kind", operations, a.rand_augment_ops),
-        ("augment.erasing_noise", ("augment.erasing", a.erasing), a.erasing or not a.erasing_noise),
-        ("optim.schedule", ("optim.cosine_per", o.cosine_per), o.cosine_per != "never"),
-        ("optim.beta2", ("optim.name", o.name), o.name != "sgd"),
-        ("checkpoint.keep_best", ("train.select_on", select_on), select_on != "last"),
-        (
-            "optim.decay_all",
-            ("optim.weight_decay", o.weight_decay),
-            o.weight_decay or not o.decay_all,
-        ),
-    ):
-        if key in own and not read:
-            raise ValueError(
-                f"{key} has no effect with {other}={value}, the recipe's unless it was set: set "
-                f"{other} too, or leave {key} out"
-            )
-    for names, other, values in _READ_WITH:
-        for family, _, name in (name.rpartition(".") for name in names.split()):
-            unread = other in model and model[other] not in values
-            if unread and f"model.{name}" in own and family in ("", model.family):
-                raise ValueError(
-                    f"model.{name} has no effect with model.{other}={model[other]}, the network's "
-                    f"unless it was set: set model.{other} too, or leave model.{name} out"
-                )
-    for key in ("model.backbone_settings.dropout", "model.backbone_settings.pooling"):
-        if key in own:
-            raise ValueError(
-                f"{key} has no effect with model.backbone={model.backbone}: the attention groups "
-                "are in place of its classifier, whose setting it is; leave it out"
-            )
+    if reason := schema.unread(config, config.user if own is None else own):
+        raise ValueError(reason)
 
 
 def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:

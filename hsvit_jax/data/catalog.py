@@ -154,7 +154,7 @@ def _fitted(
     with ThreadPoolExecutor() as pool:
         for i, image in enumerate(pool.map(read, range(len(images)))):
             whole[i] = image
-            if not (i + 1) % 1000:
+            if not (i + 1) % 10_000:
                 request.progress("fitting images", i + 1, len(images))
     return Split(labels, whole)
 

@@ -1,39 +1,34 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from hsvit_jax.models.network import Network
+from hsvit_jax.models.settings import Key, check, keys_of, setting
 from hsvit_jax.text import few
 
 Settings = Mapping[str, Any]
 ImageSize = tuple[int, int]
 
 
-class Checked:
-    """Checks of the settings in a dataclass."""
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that every network's config has; a family adds its settings, see `settings`.
 
-    def check_sizes(self, *names: str, **computed: int | Sequence[int]) -> None:
-        """Raises ValueError unless these settings, or tuples of them, the image's sizes and the
-        classes are positive, and what is `computed` from a setting of that name."""
-        names = ("image_size", "image_channels", "num_classes", *names)
-        sizes = {name: getattr(self, name) for name in names} | computed
-        wrong = [name for name, size in sizes.items() if np.min(size, initial=1) < 1]
-        if wrong:
-            given = few(f"{name}={getattr(self, name)}" for name in wrong)
-            raise ValueError(f"sizes must be positive; got {given}")
+    Raises:
+        ValueError: a value is outside its range, or sizes do not fit each other.
+    """
 
-    def check_rates(self, *names: str) -> None:
-        """Raises ValueError for a rate of dropout, or a tuple of them, that is not in [0, 1)."""
-        for name in names:
-            rates = getattr(self, name)
-            if not all(0 <= rate < 1 for rate in (rates if isinstance(rates, tuple) else (rates,))):
-                raise ValueError(f"{name} must be in [0, 1); got {rates}")
+    image_size: tuple[int, int] = setting(MISSING, "rows and columns of pixels, (H, W)", low=1)
+    image_channels: int = setting(MISSING, "channels of an image", low=1)
+    num_classes: int = setting(MISSING, "logits, K", low=1)
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def check_stages(self, *names: str) -> None:
         """Raises ValueError unless these settings have as many entries as `depths`, at least 1."""
@@ -42,42 +37,43 @@ class Checked:
             given = few(f"{name}={getattr(self, name)}" for name in wrong)
             raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
 
-    def check_choices(self, **choices: Collection[Any]) -> None:
-        """Raises ValueError for a setting that is none of its choices."""
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                given = getattr(self, name)
-                raise ValueError(f"unknown model.{name} {given!r}; choose one of {known}")
 
-    def check_odd(self, *names: str) -> None:
-        """Raises ValueError for a window or kernel of even size."""
-        for name in names:
-            if getattr(self, name) < 1 or getattr(self, name) % 2 == 0:
-                raise ValueError(f"{name} must be odd; got {getattr(self, name)}")
+def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> list[str]:
+    """Lists the settings of these names that differ, but for rates of dropout, also those of a
+    mixer's or a backbone's config inside."""
+    lines = []
+    for name in names:
+        a, b = getattr(old, name), getattr(new, name)
+        if is_dataclass(a) and type(a) is type(b):
+            inner = [field.name for field in fields(a)]
+            lines += differences(a, b, inner, f"{place}{name}.")
+        elif a != b and "drop" not in name:
+            lines.append(f"{place}{name}: checkpoint {a}, config {b}")
+    return lines
 
 
-@dataclass(frozen=True)
-class Sizes(Checked):
-    """The sizes that every network's config has; a family adds its settings, with their defaults,
-    which have their meaning in `config.schema.MODEL_KEYS`.
+def misfits(old: Any, new: Any) -> list[str]:
+    """Lists the reasons why a network of config `new` cannot go on from one of config `old`.
 
-    Attributes:
-        image_size: rows and columns of pixels, (H, W).
-        image_channels: of an image.
-        num_classes: logits, K.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
+    A config with a method `cannot_grow(old)` says itself what may be larger; of others all settings
+    must be the same. Rates of dropout may differ.
     """
-
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
+    if type(old) is not type(new):
+        return [f"sizes: checkpoint {old}, config {new}"]
+    if hasattr(new, "cannot_grow"):
+        return new.cannot_grow(old)
+    return differences(old, new, [field.name for field in fields(old)])
 
 
 def scaled(width: int, ratio: float) -> int:
-    """width·ratio rounded down, but up where only a float's rounding keeps it below an integer."""
-    return int(round(width * ratio, 6))
+    """width·ratio rounded down, but up where only a float's rounding keeps it below an integer.
+
+    Raises ValueError for less than 1.
+    """
+    product = int(round(width * ratio, 6))
+    if product < 1:
+        raise ValueError(f"a ratio of {ratio:g} to a width of {width} leaves no unit: raise it")
+    return product
 
 
 def check_heads(dim: int, heads: int) -> None:
@@ -85,15 +81,6 @@ def check_heads(dim: int, heads: int) -> None:
     if heads < 1 or dim % heads:
         fits = few(n for n in range(1, dim + 1) if dim % n == 0)
         raise ValueError(f"embed_dim={dim} is not divisible by heads={heads}: choose one of {fits}")
-
-
-def defaults_of(config: type, *, without: Collection[str] = ()) -> Settings:
-    """The settings of a `model` section: the fields with a default of a network's config class."""
-    return {
-        field.name: field.default
-        for field in fields(config)
-        if field.default is not MISSING and field.name not in without
-    }
 
 
 def _nothing(settings: Settings) -> dict[str, Any]:
@@ -108,8 +95,9 @@ class Family:
 
     Attributes:
       name: `model.family`.
-      defaults: the settings of a `model` section that a variant leaves as they are; left out, those
-        of `config`.
+      keys: the settings of a `model` section; left out, the fields of `config` that have a default.
+      sections: sections within the `model` section, and what tells the keys of each.
+      defaults: what a variant leaves as it is; left out, the defaults of `keys`.
       variants: named networks, as they differ from `defaults`; left out, one named 'default'.
       default_variant: the one that is meant where none is named; left out, the first.
       config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
@@ -127,6 +115,8 @@ class Family:
 
     name: str
     _: KW_ONLY
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    sections: Mapping[str, Callable[[Settings], Mapping[str, Key]]] = field(default_factory=dict)
     defaults: Settings = field(default_factory=dict)
     variants: Mapping[str, Settings] = field(default_factory=lambda: {"default": {}})
     default_variant: str = ""
@@ -142,8 +132,11 @@ class Family:
     digits: Callable[[Settings], dict[str, Any]] = _nothing
 
     def __post_init__(self) -> None:
+        if not self.keys:
+            object.__setattr__(self, "keys", keys_of(self.config))
         if not self.defaults:
-            object.__setattr__(self, "defaults", defaults_of(self.config))
+            defaults = {name: key.default for name, key in self.keys.items()}
+            object.__setattr__(self, "defaults", defaults)
         if self.tiny is None:
             object.__setattr__(self, "tiny", self.network.tiny)
         if not self.default_variant:
@@ -153,6 +146,11 @@ class Family:
         """The whole `model` section of a variant but for `dtype`; of the default one if empty."""
         variant = variant or self.default_variant
         return {"family": self.name, "variant": variant, **self.defaults, **self.variants[variant]}
+
+    def key(self, path: str, settings: Settings) -> Key | None:
+        """The declaration of a setting such as 'depth' or 'section.depth', None for no such one."""
+        section, _, name = path.rpartition(".")
+        return (self.sections[section](settings) if section else self.keys).get(name)
 
     def variant_of(self, settings: Settings, image_size: ImageSize) -> str:
         """The variant with these settings for such images, 'custom' where there is none."""
@@ -181,8 +179,10 @@ class Family:
         """
         values = {key: settings[key] for key in self.defaults}
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        for key, follows in self.automatic.items():
-            values[key] = values[key] or follows({**settings, **values}, image_size)
+        for name, key in self.keys.items():
+            key.check(f"model.{name}", values[name])
+        for name, follows in self.automatic.items():
+            values[name] = values[name] or follows({**settings, **values}, image_size)
         return self.config(
             image_size=image_size, image_channels=channels, num_classes=num_classes, **values
         )

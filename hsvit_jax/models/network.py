@@ -196,6 +196,14 @@ class Network(abc.ABC):
         numbers = range(self.group_axis_limit + len(self.lost))
         return jnp.array([i for i in numbers if i not in self.lost], jnp.int32)
 
+    def grown(self, params: dict, stats: dict, old: "Network", key: Array) -> tuple[dict, dict]:
+        """The weights of `old`, which this network can go on from, as (params, stats) of its own.
+
+        Args:
+            key: draws the leaves that `old` does not have.
+        """
+        return params, stats
+
     def resized(self, **sizes: Any) -> "Network":
         """This network with other num_classes, image_channels or image_size; nothing is frozen.
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from hsvit_jax import data
+from hsvit_jax import artifacts, data
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.serve import admission
 from hsvit_jax.serve.batching import Answer, Batcher, part_of
@@ -29,7 +29,6 @@ _TOP = 5
 _SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
 _THREADS = 3
 _FILES = {
-    "/": ("page.html", "text/html"),
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
     "/openapi.json": ("openapi.json", "application/json"),
@@ -57,6 +56,7 @@ class Interface:
         self.batcher, self.limits = batcher, limits
         self.admission = admission.Admission(limits, token)
         self._classifier = batcher.network.classifier
+        self._page = artifacts.filled(Path(__file__).with_name("page.html"), **self._about())
         self._metrics = own = prometheus.CollectorRegistry()
         self._seconds = prometheus.Histogram(
             "hsvit_request_seconds", "Seconds of requests by status.", ["status"], registry=own
@@ -66,6 +66,7 @@ class Interface:
         waiting.set_function(lambda: len(batcher))
         self.app = Starlette(
             routes=[
+                Route("/", self.page),
                 *(Route(path, _file) for path in _FILES),
                 Route("/healthz", self.health),
                 Route("/metrics", self.metrics),
@@ -131,11 +132,18 @@ class Interface:
         seen = await asyncio.to_thread(maps, self._classifier, images[0])
         return JSONResponse({**self._prediction(names[0], answer), "parts": votes, "maps": seen})
 
+    async def page(self, _: Request) -> Response:
+        """Answers the page to try the network on."""
+        return HTMLResponse(self._page, headers=admission.HEADERS)
+
     async def health(self, _: Request) -> Response:
         """Describes network and parts; 503 while batches fail, for whoever restarts a server."""
-        c, failed = self._classifier, self.batcher.failed
-        about = {
-            "status": "failing" if failed else "ok",
+        return JSONResponse(self._about(), 503 if self.batcher.failed else 200)
+
+    def _about(self) -> dict[str, Any]:
+        c = self._classifier
+        return {
+            "status": "failing" if self.batcher.failed else "ok",
             "network": c.config.model.variant,
             "step": c.step,
             "image_size": c.image_size,
@@ -144,7 +152,6 @@ class Interface:
             "classes": len(c.class_names),
             "parts": [dataclasses.asdict(part) for part in self.batcher.voters.parts],
         }
-        return JSONResponse(about, 503 if failed else 200)
 
     async def metrics(self, request: Request) -> Response:
         """Answers Prometheus."""
@@ -240,7 +247,7 @@ def _bytes(map_HW: np.ndarray) -> np.ndarray:
 
 async def _file(request: Request) -> Response:
     name, kind = _FILES[request.url.path]
-    text = (resources.files(__package__) / name).read_bytes()
+    text = Path(__file__).with_name(name).read_bytes()
     return Response(text, media_type=kind, headers=admission.HEADERS)
 
 

@@ -92,8 +92,10 @@ class Batcher:
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch, of images whose requests still wait; it fills three quarters of its size,
-        as on a CPU padding is all loss."""
+        """Takes the next batch, of images whose requests still wait.
+
+        It fills three quarters of its size, as on a CPU padding is all loss.
+        """
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
         count = min(len(self._queue), self.sizes[-1])
@@ -112,26 +114,22 @@ class Batcher:
             probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
             if not np.isfinite(probabilities_BK).all():
                 raise ValueError("the network's logits are not finite: serve another checkpoint")
+            answers = [
+                Answer(p_K, int(voted), ballot, index) if voted else NoVotes()
+                for index, (p_K, voted) in enumerate(zip(probabilities_BK, voted_B, strict=True))
+            ]
             self.failed = False
         except Exception as error:  # the requests fail, the server does not
-            self.failed = True
-            for one in batch:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
-            return
-        for index, one in enumerate(batch):
-            if one.answer.done():
-                continue
-            if voted_B[index]:
-                found = Answer(probabilities_BK[index], int(voted_B[index]), ballot, index)
-                one.answer.set_result(found)
-            else:
-                one.answer.set_exception(NoVotes())
+            answers, self.failed = [error] * len(batch), True
+        for one, found in zip(batch, answers, strict=False):  # not those that fill the batch
+            if not one.answer.done():
+                failed = isinstance(found, Exception)
+                (one.answer.set_exception if failed else one.answer.set_result)(found)
 
     def _elect(
         self, ballot: Ballot, lost_of: list[frozenset[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Class probabilities (B, K), and the groups that voted on each image (B,)."""
+        """Returns class probabilities (B, K), and the groups that voted on each image (B,)."""
         parts = self.voters.parts
         answered_P = np.array([taken is not None for taken in ballot.milliseconds_P])
         voted_PB = np.repeat(answered_P[:, None], len(lost_of), 1)
@@ -141,7 +139,7 @@ class Batcher:
         return self.network.elect(parts, ballot.cls_VPBD, voted_PB), groups_P @ voted_PB
 
     def alone(self, answer: Answer) -> np.ndarray:
-        """Class probabilities (P, K) of each part's vote alone on an answer's image."""
+        """Returns class probabilities (P, K) of each part's vote alone on an answer's image."""
         parts = self.voters.parts
         one_VP1D = answer.ballot.cls_VPBD[:, :, answer.index : answer.index + 1]
         cls_VPPD = np.repeat(one_VP1D, len(parts), 2)
@@ -149,12 +147,12 @@ class Batcher:
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Powers of four below `largest`, and `largest`: few programs to compile."""
+    """Returns powers of four below `largest`, and `largest`: few programs to compile."""
     return [*(1 << i for i in range(0, (largest - 1).bit_length(), 2)), largest]
 
 
 def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:
-    """Numbers of parts, as in '0,3'.
+    """Returns numbers of parts, as in '0,3'.
 
     Raises:
       ValueError: they are no such numbers, or all parts.

@@ -10,8 +10,8 @@ const bar = (value, label) => make("progress", { max: 1, value, ariaLabel: label
 let image = null; // a Blob
 let lost = new Set();
 let asked = 0;
-let fit = "crop"; // how an image is made to fit the network's rows and columns
-let size = [1, 1];
+const { fit } = document.body.dataset; // how an image is made to fit the network's rows and columns
+const size = document.body.dataset.size.split(" ").map(Number);
 
 async function call(path, options = {}) {
   const token = at("token").value;
@@ -152,24 +152,10 @@ at("secret").addEventListener("submit", (event) => {
 });
 clear();
 
-function switchOf({ name, groups }, number) {
-  const box = make("input", { type: "checkbox", checked: true, role: "switch" });
+at("parts").querySelectorAll("input").forEach((box, number) =>
   box.addEventListener("change", () => {
     if (box.checked) lost.delete(number);
     else lost.add(number);
     explain();
-  });
-  const title = groups > 1 ? `${groups} groups` : "";
-  return make("li", {}, make("label", { title }, box, name), bar(0, name), make("span", {}));
-}
-fetch("healthz") // its status says how the last batch went
-  .then((response) => response.json())
-  .then(({ network, step, image_size, channels, fit: how, classes, parts }) => {
-    [fit, size] = [how, image_size];
-    at("network").textContent =
-      `${network}, step ${step}: ${image_size.join(" × ")} pixels, ${classes} classes, ${parts.length} parts`;
-    at("board").hidden = channels !== 1; // it draws in grey
-    at("parts").replaceChildren(...parts.map(switchOf));
-    at("parts-section").hidden = parts.length < 2;
-  })
-  .catch((error) => (at("status").textContent = error.message));
+  }),
+);

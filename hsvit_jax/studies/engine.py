@@ -42,15 +42,20 @@ class System:
 
     @classmethod
     def parse(cls, text: str, *, recipe: bool = False) -> "System":
-        """Reads a spec and the settings that follow it, separated by blanks; `recipe` names it. A
-        blank that no KEY= follows is part of a path."""
+        """Reads a spec and the settings that follow it, separated by blanks.
+
+        A blank that no KEY= follows is part of a path.
+
+        Args:
+          recipe: whether the name says the recipe.
+        """
         spec, *settings = re.split(r"\s+(?=[\w.]+=)", text.strip())
         short = (re.sub(r"^[\w.]*\.", "", setting) for setting in settings)
         return cls(" ".join([name_of(spec, recipe=recipe), *short]), spec, tuple(settings))
 
     @classmethod
     def parse_all(cls, texts: Sequence[str]) -> "list[System]":
-        """Reads several, named by their recipes too where they are not told apart otherwise."""
+        """Reads several; their names say the recipes where other words are the same."""
         systems = [cls.parse(text) for text in texts]
         if len({system.name for system in systems}) < len(systems):
             systems = [cls.parse(text, recipe=True) for text in texts]
@@ -58,8 +63,7 @@ class System:
 
 
 def name_of(spec: str, *, recipe: bool = False) -> str:
-    """A system's name in the table: its file, the words that are no data or recipe, and the recipe
-    where it is asked for."""
+    """Names a system in the table: its file and the words that are no data; the recipe if asked."""
     place, _, argument = spec.partition(":")
     words = [word for word in map(str.strip, argument.split(",")) if word]
     common = [word for word in words if config_lib.is_word(word)]
@@ -222,7 +226,7 @@ def refuse_left_out(wanted: int, got: int) -> None:
 
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
-    """The data set as a system reads it: loaded, or that of another system that reads it alike."""
+    """Loads the data set as a system reads it, or returns that of a system that reads it alike."""
     config = init_from.with_weights(config)
     key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
     if key not in loaded:
@@ -266,7 +270,7 @@ def accuracy_text(row: Mapping[str, Any]) -> str:
 
 
 def _config(system: System, settings: Sequence[str]) -> config_lib.Settings:
-    """A system's configuration. Of the settings of all, one of the network may be for others."""
+    """Returns a system's configuration. A setting of all may be for another system's network."""
     with _named(system):
         config = config_lib.get_config(system.spec, *settings)
     own = {setting.partition("=")[0] for setting in system.settings}

@@ -116,8 +116,10 @@ def _places(panel: Any, values: list[Any]) -> dict[Any, float]:
 
 
 def interval(row: Mapping[str, Any]) -> tuple[float, float]:
-    """How far the interval of 95 % reaches below and above the accuracy, in percent: Student's of
-    the mean over seeds or, where it reaches further, Wilson's of the test images."""
+    """Returns how far the 95 % interval reaches below and above the accuracy, in percent.
+
+    It is Student's of the mean over seeds or, where that reaches further, Wilson's of the images.
+    """
     from scipy import special
 
     accuracy, examples = row["accuracy"], row["examples"]

@@ -23,30 +23,23 @@ def frozen_parts(freeze: str) -> frozenset[str]:
     return frozenset(word.strip() for word in freeze.split(",") if word.strip())
 
 
-def refuse_random(config: ml_collections.ConfigDict) -> None:
+def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
     trained, or leave a setting of the start unused."""
-    freeze = config.init.freeze
-    if config.recipe == "finetune" and not config.init["from"]:
+    init = config.init
+    fitting = {name: init[name] for name in _FITTING if init[name] not in ("match", "keep")}
+    fitting |= {"freeze": init.freeze} if frozen_parts(init.freeze) else {}
+    needy = [f"init.{name}={value}" for name, value in fitting.items()]
+    needy += ["the recipe finetune"] * (config.recipe == "finetune")
+    if needy and not init["from"]:
         raise ValueError(
-            "the recipe finetune goes on from trained weights: name them with "
-            "--config.init.from=PATH, or train from random ones by the recipe paper"
+            f"{' and '.join(needy)} would need trained weights: name them with "
+            "--config.init.from=PATH, or leave that out"
         )
-    fitting = [f"init.{name}" for name in _FITTING if config.init[name] not in ("match", "keep")]
-    if fitting and not config.init["from"]:
-        raise ValueError(
-            f"{' and '.join(fitting)} would fit trained weights: name them with "
-            "--config.init.from=PATH, or leave that setting out"
-        )
-    if config.init["from"] and config.init.whiten and "init.whiten" in config.user:
+    if init["from"] and init.whiten and "init.whiten" in config.user:
         raise ValueError(
             "init.whiten is a start from random weights and init.from one from trained ones: leave "
             "one of them out"
-        )
-    if frozen_parts(freeze) and not config.init["from"]:
-        raise ValueError(
-            f"init.freeze={freeze} would keep random weights as they are: name trained ones with "
-            "--config.init.from=PATH, or train the whole network with --config.init.freeze="
         )
 
 

@@ -35,11 +35,11 @@ def prepare(
     Raises:
         ValueError: configuration, data set and devices do not fit together.
     """
-    weights, given = init_from.of_weights(config, workdir), {}
+    weights = init_from.of_weights(config, workdir)
+    loading, given = config_lib.resolve(config, weights=weights), {}
     if dataset is None:
-        loaded = config_lib.resolve(config, weights=weights)
-        _refuse_early(loaded)
-        dataset = load_data(loaded, verbose=verbose)
+        _refuse_early(loading)
+        dataset = load_data(loading, verbose=verbose)
     else:
         given = of_given(dataset)
     if not (images := len(dataset.train)):

@@ -14,11 +14,12 @@ import numpy as np
 from hsvit_jax import augment, checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.family import misfits
 from hsvit_jax.text import few, printable
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
-from hsvit_jax.weights import grow, whiten
+from hsvit_jax.weights import whiten
 
 # Errors of reading metadata of another kind.
 _FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -235,7 +236,7 @@ def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
     ]
     lines = checkpoint.diff(*sizes)
     if not lines:  # of the same shapes networks may differ too, as by their heads
-        lines = grow.misfits(*(_sizes(meta["config"]) for meta in (saved, wanted)))
+        lines = misfits(*(_sizes(meta["config"]) for meta in (saved, wanted)))
     old, new = saved["class_names"], wanted["class_names"]
     known = ({*old}, {*new})
     gone, added = [x for x in old if x not in known[1]], [x for x in new if x not in known[0]]

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from hsvit_jax.models.family import misfits
 from hsvit_jax.models.network import Network
-from hsvit_jax.weights import grow
 
 Array = jax.Array
 Path = tuple[str, ...]
@@ -149,7 +149,7 @@ def fit(
         return Refitted(params, stats, (), ())
     between, wrong, refitted = at_sizes_of(old, new), [], None
     try:
-        grow.check(between.config, new.config)
+        check(between.config, new.config)
     except ValueError as error:
         wrong.append(str(error))
     try:
@@ -160,7 +160,7 @@ def fit(
         raise ValueError("; ".join(wrong))
     if between.config == new.config:
         return refitted
-    params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)
+    params, stats = new.grown(refitted.params, refitted.stats, between, key)
     before = traverse_util.flatten_dict(refitted.params)
     grown = [
         ".".join(("params", *path))
@@ -170,6 +170,22 @@ def fit(
     notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
     notes = (*refitted.notes, *(notes if grown else ()))
     return refitted._replace(params=params, stats=stats, notes=notes, grown=tuple(grown))
+
+
+def check(old: Any, new: Any) -> None:
+    """Raises ValueError with every difference, where a network of config `new` cannot go on from
+    one of config `old`; see `family.misfits`."""
+    lines = misfits(old, new)
+    if lines:
+        # They follow the image's size.
+        strided = any(line.startswith("pool_strides") for line in lines)
+        if strided and len(old.pool_strides) == len(new.pool_strides):
+            strides = ",".join(map(str, old.pool_strides))
+            lines.append(f"set --config.model.pool_strides={strides} to keep the checkpoint's")
+        raise ValueError(
+            "the network to start from is neither of the same sizes nor a smaller one:\n  "
+            + "\n  ".join(lines)
+        )
 
 
 def at_sizes_of(old: Network, new: Network) -> Network:

@@ -22,7 +22,7 @@ from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
 from hsvit_jax.models.network import Network
 from hsvit_jax.text import few
-from hsvit_jax.weights import files, grow, read, release, sources
+from hsvit_jax.weights import adapt, files, read, release, sources
 from hsvit_jax.weights.torch.base import Tensors
 
 
@@ -128,7 +128,7 @@ def _completed(
         raise ValueError(f"it holds the backbone ({found.family}) alone: give it to init.from")
     if like is not None and found.config is not None:
         sizes = {n: getattr(c, n) for n in ("image_size", "image_channels", "num_classes")}
-        grow.check(c, like.resized(**sizes).config)
+        adapt.check(c, like.resized(**sizes).config)
     config = found.config if given is None else given
     family, channels = models.FAMILIES[config.model.family], c.image_channels
     values = {"data.image_size": c.image_size, "data.channels": channels}

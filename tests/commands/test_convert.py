@@ -263,7 +263,7 @@ def named(names):
         (described(attn_num="2"), "model.groups must"),
         (described(num_heads=0), "model.heads must be"),
         (described(image_size=5), "do not fit this"),
-        (described(conv_kernel_sizes=[4, 3]), "must be odd"),
+        (described(conv_kernel_sizes=[4, 3]), "an odd number"),
         (described(conv_kernel_sizes=[3, 0], attn_num=0), "no network"),
     ],
 )
@@ -275,21 +275,28 @@ def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
     assert not (tmp_path / "a-jax").exists()
 
 
+class _Trap:
+    """What a pickle would do if it were read."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("it was run",))
+
+
 def _foreign_and_damaged(tmp_path):
     """Contents that are no state dict, by what they are."""
     good = npz(tmp_path / "good.npz", state_dicts.tensors("hsvit"), SMALL).read_bytes()
     text, array, objects = io.BytesIO(), io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(text, "w") as archive:
-        archive.writestr("weights.txt", "1 2 3")
+        archive.writestr("archive/data.pkl", pickle.dumps(_Trap()))
     np.save(array, np.zeros(3))
     np.savez(objects, a=np.array([{}], dtype=object))
     return {
-        "pickle": pickle.dumps({"state_dict": {"a": [1.0]}}),
+        "pickle": pickle.dumps(_Trap()),
         "html": b"<!DOCTYPE html><html><body>404 not found</body></html>",
         "half": good[: len(good) // 2],
         "flipped": good[:900] + bytes([good[900] ^ 1]) + good[901:],
         "empty": b"",
-        "zip of text": text.getvalue(),
+        "PyTorch archive": text.getvalue(),
         "bare array": array.getvalue(),
         "objects": objects.getvalue(),
         "long header": (2**63).to_bytes(8, "little") + b"{}",

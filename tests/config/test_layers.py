@@ -155,9 +155,9 @@ def test_copies_note_the_same_keys(again):
 
 def test_an_older_run_has_no_layers():
     """Its JSON has a section that there is no more, and all of its values stay."""
-    tree = config_lib.get_config("c2a2:folder=x", "train.batch=16").to_dict()
+    tree = config_lib.get_config("c2a2:folder=x,paper", "train.batch=16", "eval.tta=flip").to_dict()
     stored = config_lib.completed({**tree, "hand_set": ["train.batch"]})
     assert stored.user == {} and stored.to_dict() == tree
     info = types.SimpleNamespace(**vars(data.describe("cifar10")), num_classes=10)
     found = config_lib.resolve(stored, info, images=720)
-    assert (found.recipe, found.train, found.optim.name) == ("strong", stored.train, "muon")
+    assert (found.recipe, found.train, found.eval.tta) == ("paper", stored.train, "flip")

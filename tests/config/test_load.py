@@ -117,7 +117,7 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
         ("x = 1", r"defines no get_config\(argument\)"),
         ("\nraise RuntimeError('boo')", "failed in line 3: RuntimeError: boo"),
         ("import no_such_module", "ModuleNotFoundError"),
-        ("def get_config(argument):\n    return {}", "returned dict; expected a ConfigDict"),
+        ("def get_config(argument):\n    return {}", "returned dict; expected a config"),
         ("def get_config(argument):\n    return int('x')", "failed in line 3: ValueError"),
         (
             "def get_config(argument):\n    return config.base('digit', {})",
@@ -127,19 +127,13 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
             "def get_config(argument):\n"
             "    c = config.base('digits', config.named_model('c2a2'))\n"
             "    c.unlock()\n    del c.train.batch\n    c.train.bach = 5\n    return c",
-            r"mine.py: unknown configuration key 'train.bach'; did you mean train.batch\?",
-        ),
-        (
-            "def get_config(argument):\n"
-            "    c = variants.get_config('dhvt', 'digits')\n"
-            "    c.unlock()\n    c.model.head_token = False\n    return c",
-            r"unknown configuration key 'model.head_token'; did you mean model.head_tokens\?",
+            "unknown configuration key 'train.bach'",
         ),
         (
             "def get_config(argument):\n"
             "    c = variants.get_config('dhvt', 'digits')\n"
             "    c.model.family = 'dhv'\n    return c",
-            r"mine.py: unknown family 'dhv'. Did you mean dhvt\?",
+            "unknown model.family 'dhv'",
         ),
     ],
 )

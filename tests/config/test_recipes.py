@@ -97,7 +97,7 @@ def test_fine_tuning_as_the_supplement_of_dhvt():
         assert c.data.mean == data.describe("imagenet").mean
     with pytest.raises(ValueError, match=r"t could be t-patch4"):
         config_lib.get_config("dhvt:t,cifar100")
-    with pytest.raises(ValueError, match=r"finetune goes on from trained weights"):
+    with pytest.raises(ValueError, match="the recipe finetune would need trained weights"):
         init_from.refuse_random(c)
     assert config_lib.get_config("dhvt:t-patch4,cifar100,finetune").augment.crop_padding == 4
 

@@ -331,12 +331,8 @@ def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
     "changes, message",
     [
         ({"towers": 3}, r"cannot split into towers=3: choose one of 1, 2, 4, 8"),
-        ({"towers": 0}, "towers must be at least 1"),
         ({"towers": 2, "trunk": "sharded"}, "leave trunk at 'replicated'"),
-        ({"trunk": "spread"}, "unknown model.trunk 'spread'"),
         ({"towers": 2, "groups": 0}, "need both convolution and attention groups"),
-        ({"group_dropout": 1.0}, r"group_dropout must be in \[0, 1\)"),
-        ({"group_dropout": 0.1, "groups": 0}, "there is none to drop: set group_dropout=0"),
     ],
 )
 def test_ways_that_do_not_fit_say_so(changes, message):

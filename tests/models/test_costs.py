@@ -110,10 +110,3 @@ def test_learned_votes_are_one_more_each():
     for towers in (1, 4):
         equal, learned = (build("c2a2", towers, "dense", votes=v) for v in ("equal", "learned"))
         assert costs.parameters(learned) == costs.parameters(equal) + 16
-
-
-def test_unknown_words():
-    with pytest.raises(ValueError, match=r"unknown model\.convolution 'sparse'"):
-        build("c2a2", 1, "sparse")
-    with pytest.raises(ValueError, match=r"unknown model\.votes 'some'"):
-        build("c2a2", 1, "dense", votes="some")

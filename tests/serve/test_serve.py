@@ -128,20 +128,10 @@ def test_maps_lie_where_their_towers_look():
 
 def form(charset, name, image=b""):
     """A form of one file, whose name is in a charset of the client's choice."""
-    content = b"\r\n".join(
-        [
-            b"--x",
-            b'Content-Disposition: form-data; name="files"; filename="%s"' % name,
-            b"",
-            image,
-            b"--x--",
-            b"",
-        ]
-    )
-    return {
-        "content": content,
-        "headers": {"content-type": f"multipart/form-data; boundary=x; charset={charset}"},
-    }
+    head = b'Content-Disposition: form-data; name="files"; filename="%s"' % name
+    kind = f"multipart/form-data; boundary=x; charset={charset}"
+    content = b"--x\r\n%s\r\n\r\n%s\r\n--x--\r\n" % (head, image)
+    return {"content": content, "headers": {"content-type": kind}}
 
 
 @pytest.mark.parametrize(
@@ -159,10 +149,7 @@ def form(charset, name, image=b""):
         "another one": (400, form("idna", b"a")),
         "a charset without text": (400, form("utf-7", b"+2AA-")),
         "a long field": (400, {"files": FILES[:1], "data": {"lost": "1," * 600}}),
-        "no end": (
-            400,
-            {**form("utf-8", b"a.png"), "content": form("utf-8", b"a.png")["content"][:-6]},
-        ),
+        "no end": (400, {**(cut := form("utf-8", b"a")), "content": cut["content"][:-6]}),
         "no field": (400, {"files": FILES[:1], "data": {"lots": "1"}}),
         "no file in files": (400, {"files": [FILES[0]], "data": {"files": "1"}}),
         "no text in lost": (400, {"files": [FILES[0], ("lost", FILES[1][1])]}),
@@ -426,7 +413,7 @@ def test_pages_name_no_other_address(client):
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     api = json.loads((folder / "openapi.json").read_text("utf-8"))
     paths = {route.path for route in client.app.routes}
-    assert set(api["paths"]) == paths - set(app._FILES)
+    assert set(api["paths"]) == paths - {"/", *app._FILES}
 
 
 def test_what_cannot_be_served(capsys, monkeypatch):
@@ -496,29 +483,22 @@ def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("garbage", "nothing answers at RAY_ADDRESS=garbage "),
-        ("127.0.0.1:{port}", r"nothing answers at RAY_ADDRESS=127\.0\.0\.1:\d+ "),
-    ],
-)
-def test_a_cluster_that_is_not_there(network, ray, monkeypatch, address, said):
+@pytest.mark.parametrize("address", ["garbage", "127.0.0.1:{port}"])
+def test_a_cluster_that_is_not_there(network, ray, monkeypatch, address):
     """Ray would ask for it without end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    monkeypatch.setenv("RAY_ADDRESS", address.format(port=port))
-    with pytest.raises(ValueError, match=f"Ray cannot start the parts: {said}"):
+        address = address.format(port=listener.getsockname()[1])
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ValueError, match=f"RAY_ADDRESS={address}"):
         ray_parts_of(network).__enter__()
     assert not ray.init.called
 
 
 def test_a_cluster_that_lets_nobody_in(network, ray, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
     ray.init.side_effect = ConnectionError("Failed to connect")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(ValueError, match=r"Failed to connect; where .* RAY_AUTH_MODE=token"):
-            ray_parts_of(network).__enter__()
+    with pytest.raises(ValueError, match="RAY_AUTH_MODE=token"):
+        ray_parts_of(network).__enter__()
 
 
 COLD = """

@@ -205,7 +205,10 @@ def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
 def test_settings_of_another_start_are_refused():
     trained = "init.from=zoo:c2a2-digits"
     for settings, message in (
-        (["init.classifier=new"], r"init\.classifier would fit trained weights: name them with"),
+        (
+            ["init.classifier=new"],
+            r"init\.classifier=new would need trained weights: name them with",
+        ),
         (["init.whiten=true", trained], r"init\.whiten is a start from random weights and init\."),
     ):
         with pytest.raises(ValueError, match=message):

@@ -5,13 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
 from support.data_files import encoded
 
-from hsvit_jax import data
+from hsvit_jax import artifacts, data
+from hsvit_jax.serve import app
 
 pytestmark = pytest.mark.web
 
@@ -118,14 +121,11 @@ def test_what_a_network_of_other_parts_and_channels_says(
     top = [{"label": "a", "probability": 0.39}]
     answer = {"top": top, "votes": {"voted": count, "of": count}, "parts": votes, "maps": []}
 
-    def health(route):
-        plain = route.fetch()
-        route.fulfill(json={**plain.json(), "channels": channels, "parts": parts})
-
-    page.route("**/healthz", health)
+    about = httpx2.get(f"{address}/healthz").json() | {"channels": channels, "parts": parts}
+    html = artifacts.filled(Path(app.__file__).with_name("page.html"), **about)
+    page.route(f"{address}/", lambda route: route.fulfill(body=html, content_type="text/html"))
     page.route("**/explain", lambda route: route.fulfill(json=answer))
     page.goto(address)
-    page.locator("#network", has_text="pixels").wait_for()
     assert page.locator("#board").is_visible() == (channels == 1)
     page.set_input_files("#file", seven)
     page.locator("#votes", has_text="39").wait_for()

@@ -10,12 +10,12 @@ from support import small_runs
 
 from hsvit_jax import models
 from hsvit_jax.models.hsvit import hsvit
-from hsvit_jax.models.vit import hvt
+from hsvit_jax.models.vit import deit, hvt
 from hsvit_jax.weights import adapt
 
 KEEP = {"classifier": "keep", "stem": "keep", "positions": "keep"}
 KEY = jax.random.key(5)
-CONFIG = hvt.HVTConfig(
+CONFIG = deit.DeiTConfig(
     image_size=(6, 4),
     image_channels=3,
     num_classes=5,
@@ -23,15 +23,13 @@ CONFIG = hvt.HVTConfig(
     heads=1,
     head_dim=4,
     depth=1,
-    stage_depth=0,
-    cls=True,
 )
-OLD = hvt.HVT(CONFIG)
+OLD = deit.DeiT(CONFIG)
 VALUES = small_runs.made_up_values(OLD)
 
 
 def changed(**sizes):
-    return hvt.HVT(dataclasses.replace(CONFIG, **sizes))
+    return deit.DeiT(dataclasses.replace(CONFIG, **sizes))
 
 
 def same_but(made, *names):
@@ -158,7 +156,8 @@ def test_an_image_on_its_side_has_as_many_places_elsewhere():
 
 
 def test_what_is_no_grid_cannot_be_resized():
-    config = dataclasses.replace(CONFIG, cls=False, stage_depth=1)
+    sizes = {"image_channels": 3, "num_classes": 5, "patch": 2, "heads": 1, "head_dim": 4}
+    config = hvt.HVTConfig(image_size=(6, 4), depth=1, stage_depth=1, **sizes)
     old, new = (hvt.HVT(dataclasses.replace(config, image_size=s)) for s in ((6, 4), (12, 8)))
     values = small_runs.made_up_values(old)
     with pytest.raises(ValueError, match=r"after0\.position of 2 places cannot be resized to 11"):

@@ -1,8 +1,6 @@
 """Weights of other files: found, refitted and refused as a whole, and nothing in them is run."""
 
 import json
-import pickle
-import zipfile
 from pathlib import Path
 
 import jax
@@ -188,30 +186,6 @@ def test_another_architecture_is_named(tmp_path):
         load(place)
     with pytest.raises(ValueError, match=r"missing blocks\.1\.mlp\.fc2\.weight"):
         load(write(tmp_path / "d.safetensors", tensors_of()), changes={"depth": 2})
-
-
-class _Trap:
-    """What a pickle would do if it were read."""
-
-    def __reduce__(self):
-        return (pytest.fail, ("it was run",))
-
-
-def test_nothing_is_read_that_is_not_what_it_says(tmp_path):
-    good = write(tmp_path / "good.safetensors", tensors_of()).read_bytes()
-    with zipfile.ZipFile(tmp_path / "zip.safetensors", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(_Trap()))
-    (tmp_path / "half.safetensors").write_bytes(good[: len(good) // 2])
-    (tmp_path / "pickle.safetensors").write_bytes(pickle.dumps(_Trap()))
-    for name, message in (
-        ("half", "is not a whole .safetensors file .*cut off"),
-        ("pickle", "is not a whole .safetensors file"),
-        ("zip", "is not a whole .safetensors file"),
-        ("gone", "is not a file"),
-    ):
-        with pytest.raises(ValueError, match=message) as told:
-            load(tmp_path / f"{name}.safetensors")
-        assert "init.from=" in str(told.value)
 
 
 @pytest.mark.slow

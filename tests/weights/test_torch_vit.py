@@ -7,7 +7,8 @@ import pytest
 from support import hf_files, state_dicts, torch_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import main
+from hsvit_jax import main, models
+from hsvit_jax.weights import torch
 from hsvit_jax.weights.convert import convert
 
 VIT_SHAPES = {
@@ -100,3 +101,9 @@ def test_a_published_checkpoint_s_form(tmp_path, monkeypatch):
     config = configs.from_json((tmp_path / "deit-jax" / "config.json").read_text())
     assert (config.model.family, config.model.cls, config.model.heads) == ("deit", True, 1)
     assert (config.data.image_size, config.data.num_classes) == ((20, 20), 7)
+
+
+def test_a_family_without_a_table_has_no_files():
+    with pytest.raises(ValueError, match="the family 'mine' has no table of PyTorch's names"):
+        torch.table("mine")
+    assert torch.TABLES.keys() <= models.FAMILIES.keys()

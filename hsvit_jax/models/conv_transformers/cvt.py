@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
@@ -43,36 +43,45 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CvTConfig(StageSizes):
-    """Sizes of a CvT; a tuple has one entry per stage.
+    """Sizes of a CvT; a tuple has one entry per stage, and `drop_path_of` is told by the module."""
 
-    patches, strides and paddings are those of the stages' first convolutions, kernels those of the
-    projections, key_* those of keys and values alone; drop_path_of: see the module.
-    """
-
-    patches: tuple[int, ...] = (7, 3, 3)
-    strides: tuple[int, ...] = (4, 2, 2)
-    paddings: tuple[int, ...] = (2, 1, 1)
-    widths: tuple[int, ...] = (64, 192, 384)
-    heads: tuple[int, ...] = (1, 3, 6)
-    depths: tuple[int, ...] = (1, 2, 10)
-    mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0)
-    qkv_bias: tuple[bool, ...] = (True, True, True)
-    kernels: tuple[int, ...] = (3, 3, 3)
-    query_paddings: tuple[int, ...] = (1, 1, 1)
-    key_paddings: tuple[int, ...] = (1, 1, 1)
-    key_strides: tuple[int, ...] = (2, 2, 2)
-    dropouts: tuple[float, ...] = (0.0, 0.0, 0.0)
-    attention_dropouts: tuple[float, ...] = (0.0, 0.0, 0.0)
-    drop_paths: tuple[float, ...] = (0.0, 0.0, 0.1)
-    drop_path_of: str = "tokens"
+    patches: tuple[int, ...] = settings.patch((7, 3, 3), meaning="patch size of each stage")
+    strides: tuple[int, ...] = settings.stride((4, 2, 2), "stride of each stage")
+    paddings: tuple[int, ...] = settings.kernel((2, 1, 1), "padding of each stage", low=0)
+    widths: tuple[int, ...] = settings.widths((64, 192, 384))
+    heads: tuple[int, ...] = settings.stage_heads((1, 3, 6))
+    depths: tuple[int, ...] = settings.depths((1, 2, 10))
+    mlp_ratios: tuple[float, ...] = settings.mlp_ratios((4.0, 4.0, 4.0))
+    qkv_bias: tuple[bool, ...] = settings.setting(
+        (True, True, True), "biases of queries, keys and values, by stage"
+    )
+    kernels: tuple[int, ...] = settings.kernel((3, 3, 3), "kernel size of each stage's projections")
+    query_paddings: tuple[int, ...] = settings.kernel(
+        (1, 1, 1), "padding of each stage's queries", low=0
+    )
+    key_paddings: tuple[int, ...] = settings.kernel(
+        (1, 1, 1), "padding of each stage's keys", low=0
+    )
+    key_strides: tuple[int, ...] = settings.stride(
+        (2, 2, 2), "stride of each stage's keys and values"
+    )
+    dropouts: tuple[float, ...] = settings.rate((0.0, 0.0, 0.0), "dropout rate of each stage")
+    attention_dropouts: tuple[float, ...] = settings.rate(
+        (0.0, 0.0, 0.0), "dropout rate of attention weights, by stage"
+    )
+    drop_paths: tuple[float, ...] = settings.rate(
+        (0.0, 0.0, 0.1), "stochastic depth rate of each stage"
+    )
+    drop_path_of: str = settings.setting(
+        "tokens",
+        "unit of stochastic depth: each token or the whole branch",
+        choices=("tokens", "branch"),
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         others = ("image_size", "image_channels", "num_classes", "depths", "drop_path_of")
         self.check_stages(*(name for name in vars(self) if name not in others))
-        self.check_sizes("patches", "strides", "widths", "heads", "depths")
-        self.check_sizes("kernels", "key_strides", "hidden_widths")
-        paddings = ("paddings", "query_paddings", "key_paddings")
-        self.check_sizes(**{name: min(getattr(self, name)) + 1 for name in paddings})
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise ValueError(f"a width of {width} is not divisible by heads={heads}")
@@ -82,8 +91,6 @@ class CvTConfig(StageSizes):
                     f"query_paddings={padding} with kernels={kernel} does not keep the map's size, "
                     "as queries must: it has to be half of an odd kernel, rounded down"
                 )
-        self.check_rates("dropouts", "attention_dropouts", "drop_paths")
-        self.check_choices(drop_path_of=("tokens", "branch"))
         for stage in range(len(self.depths)):
             self.key_map(stage)  # raises for too small an image
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family, scaled
@@ -34,37 +34,30 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "l1": {},
     "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512), "attention_blocks": 4},
 }
+_ATTENDS = {"attention_blocks": settings.ON}
 
 
 @dataclasses.dataclass(frozen=True)
 class EfficientFormerConfig(StagedConfig):
-    """Sizes of an EfficientFormer.
+    """Sizes of an EfficientFormer; all blocks but the last attention blocks pool."""
 
-    Attributes:
-        attention_blocks: of the last stage; all other blocks pool.
-        eps: LayerNorm's.
-        norm_eps: BatchNorm's.
-    """
-
-    depths: tuple[int, ...] = (3, 2, 6, 4)
-    widths: tuple[int, ...] = (48, 96, 224, 448)
-    attention_blocks: int = 1
-    heads: int = 8
-    key_dim: int = 32
-    attention_ratio: float = 4.0
-    pool_window: int = 3
-    eps: float = 1e-12
-    norm_eps: float = 1e-5
+    depths: tuple[int, ...] = settings.depths((3, 2, 6, 4))
+    widths: tuple[int, ...] = settings.widths((48, 96, 224, 448))
+    attention_blocks: int = settings.depth(1, "attention blocks of the last stage", low=0)
+    heads: int = settings.heads(8, when=_ATTENDS)
+    key_dim: int = settings.width(32, "width of a head's queries and keys", when=_ATTENDS)
+    attention_ratio: float = settings.ratio(4.0, "width of values over that of keys", when=_ATTENDS)
+    pool_window: int = settings.kernel(3, "window of a pool", odd=True)
+    eps: float = settings.epsilon(1e-12, meaning="epsilon of normalisation")
+    norm_eps: float = settings.epsilon(1e-5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes("heads", "key_dim", "value_dim", depths=self.depths[:-1])
-        if not 0 <= self.attention_blocks <= self.depths[-1]:
+        if self.attention_blocks > self.depths[-1]:
             raise ValueError(
-                f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "
-                f"depth, {self.depths[-1]}"
+                f"attention_blocks={self.attention_blocks} must be at most the last stage's depth, "
+                f"{self.depths[-1]}"
             )
-        self.check_odd("pool_window")
 
     @property
     def value_dim(self) -> int:

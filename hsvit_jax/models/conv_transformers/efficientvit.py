@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
 from hsvit_jax.models.family import Family, Sizes
@@ -53,25 +53,30 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class EfficientViTConfig(Sizes):
     """Sizes of an EfficientViT, one depth, width, number of heads, … per stage.
 
-    Attributes:
-        windows: rows and columns of a window, cut to the map's where that is smaller.
-        kernels: of the depthwise convolution of each head's queries.
-        downsamples: whether a stage begins with a downsampling; it must where the width changes.
+    A window is cut to the map where that is smaller. A stage whose width differs from that before
+    it must begin with a downsampling.
     """
 
-    depths: tuple[int, ...] = (1, 3, 4)
-    widths: tuple[int, ...] = (192, 288, 384)
-    heads: tuple[int, ...] = (3, 3, 4)
-    key_dims: tuple[int, ...] = (16, 16, 16)
-    windows: tuple[int, ...] = (7, 7, 7)
-    kernels: tuple[int, ...] = (7, 5, 3, 3)
-    downsamples: tuple[bool, ...] = (False, True, True)
-    head_dropout: float = 0.0
+    depths: tuple[int, ...] = settings.depths((1, 3, 4))
+    widths: tuple[int, ...] = settings.widths((192, 288, 384))
+    heads: tuple[int, ...] = settings.stage_heads((3, 3, 4))
+    key_dims: tuple[int, ...] = settings.width(
+        (16, 16, 16), "width of a head's queries and keys, by stage"
+    )
+    windows: tuple[int, ...] = settings.width((7, 7, 7), "side of each stage's attention windows")
+    kernels: tuple[int, ...] = settings.kernel(
+        (7, 5, 3, 3), "kernel size of each head's queries", odd=True
+    )
+    downsamples: tuple[bool, ...] = settings.setting(
+        (False, True, True), "downsampling before each stage"
+    )
+    head_dropout: float = settings.head_dropout(0.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_stages("widths", "heads", "key_dims", "windows", "downsamples")
-        self.check_sizes("depths", "widths", "heads", "key_dims", "windows")
-        self.check_sizes(widths=self.widths[0] // 8)
+        if self.widths[0] < 8:
+            raise ValueError(f"widths[0]={self.widths[0]} must be at least 8, for the stem")
         if min(self.image_size) < 16:
             raise ValueError(
                 f"an image of {self.image_size[0]}×{self.image_size[1]} pixels is too small for "
@@ -86,11 +91,10 @@ class EfficientViTConfig(Sizes):
                     f"the width changes from {before[i]} to {width}, which needs "
                     f"downsamples[{i}]=True"
                 )
-        if len(self.kernels) < max(self.heads) or any(k < 1 or k % 2 == 0 for k in self.kernels):
+        if len(self.kernels) < max(self.heads):
             raise ValueError(
-                f"kernels={self.kernels} must be odd, one for each of {max(self.heads)} heads"
+                f"kernels={self.kernels} must be one for each of {max(self.heads)} heads"
             )
-        self.check_rates("head_dropout")
 
     def window(self, stage: int) -> int:
         """Rows and columns of a stage's windows.

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family, scaled
@@ -56,54 +56,59 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class FastViTConfig(StageSizes):
     """Sizes of a FastViT, one depth, width, mixer, … per stage.
 
-    Attributes:
-        mixers: 'repmixer' or 'attention', with heads of 32 channels.
-        position_kernels: of the positional convolution before a stage's blocks, 0 for none.
-        kernel: of the depthwise mixers.
-        downsamples: whether a stage begins with a downsampling; where the width changes one always
-            does.
-        squeezes: whether that has squeeze-and-excitation.
-        down_kernel: of its first convolution, as for stride and activation.
-        top_ratio: channels before the classifier over the last width.
-        fused: one convolution in the place of each sum of branches, for inference.
+    Attention has heads of 32 channels. A stage of another width always begins with a downsampling.
     """
 
-    depths: tuple[int, ...] = (4, 4, 12, 4)
-    widths: tuple[int, ...] = (64, 128, 256, 512)
-    mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0, 4.0)
-    mixers: tuple[str, ...] = ("repmixer", "repmixer", "repmixer", "attention")
-    position_kernels: tuple[int, ...] = (0, 0, 0, 7)
-    kernel: int = 3
-    downsamples: tuple[bool, ...] = (False, True, True, True)
-    squeezes: tuple[bool, ...] = (False, False, False, False)
-    down_kernel: int = 7
-    down_stride: int = 2
-    down_activation: str = "none"
-    top_ratio: float = 2.0
-    layer_scale: float = 1e-5
-    dropout: float = 0.0
-    head_dropout: float = 0.0
-    drop_path: float = 0.1
-    fused: bool = False
+    depths: tuple[int, ...] = settings.depths((4, 4, 12, 4))
+    widths: tuple[int, ...] = settings.widths((64, 128, 256, 512))
+    mlp_ratios: tuple[float, ...] = settings.mlp_ratios((4.0, 4.0, 4.0, 4.0))
+    mixers: tuple[str, ...] = settings.setting(
+        ("repmixer", "repmixer", "repmixer", "attention"),
+        "token mixer of each stage",
+        choices=("repmixer", "attention"),
+    )
+    position_kernels: tuple[int, ...] = settings.kernel(
+        (0, 0, 0, 7),
+        "positional convolution before each stage; 0: none",
+        odd=True,
+        besides=(0,),
+    )
+    kernel: int = settings.kernel(3, "kernel size of depthwise mixers", odd=True)
+    downsamples: tuple[bool, ...] = settings.setting(
+        (False, True, True, True), "downsampling before each stage"
+    )
+    squeezes: tuple[bool, ...] = settings.setting(
+        (False, False, False, False),
+        "squeeze-and-excitation in the downsampling before each stage",
+    )
+    down_kernel: int = settings.kernel(
+        7, "kernel size of downsampling convolutions", low=3, odd=True
+    )
+    down_stride: int = settings.stride(2, "stride of downsampling convolutions")
+    down_activation: str = settings.setting(
+        "none", "name of the activation behind a large downsampling kernel"
+    )
+    top_ratio: float = settings.ratio(
+        2.0, "channels before the classifier over the last stage's width"
+    )
+    layer_scale: float = settings.layer_scale(1e-5)
+    dropout: float = settings.dropout(0.0)
+    head_dropout: float = settings.head_dropout(0.0)
+    drop_path: float = settings.drop_path(0.1)
+    fused: bool = settings.setting(False, "each sum of branches as one convolution, for inference")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_stages(
             "widths", "mlp_ratios", "mixers", "position_kernels", "downsamples", "squeezes"
         )
-        self.check_sizes("depths", "widths", "hidden_widths", "down_stride", "top")
-        kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))
-        if min(kernels) < 1 or any(size % 2 == 0 for size in kernels) or self.down_kernel < 3:
-            raise ValueError(f"kernels must be odd, down_kernel from 3 on; got {kernels}")
         pairs = zip(self.widths, (*self.widths[1:], self.top), strict=True)
         for width, following in pairs:
             if following % width:
                 raise ValueError(f"a width of {following} must be a multiple of {width} before it")
         for width, mixer in zip(self.widths, self.mixers, strict=True):
-            if mixer not in ("repmixer", "attention"):
-                raise ValueError(f"mixers are 'repmixer' or 'attention'; got {mixer!r}")
             if mixer == "attention" and width % HEAD_DIM:
                 raise ValueError(f"attention needs a width divisible by {HEAD_DIM}; got {width}")
-        self.check_rates("dropout", "head_dropout", "drop_path")
         by_name(self.down_activation)
         self.maps()  # raises for too small an image
 

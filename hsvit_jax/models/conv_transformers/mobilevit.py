@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import layers, settings
 from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, rounded, size_out
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
@@ -42,43 +42,40 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class MobileViTConfig(StageSizes):
     """Sizes of a MobileViT.
 
-    Attributes:
-        channels: of the stem, the five layers and the last convolution.
-        widths: of the tokens of the third, fourth and fifth layer.
-        output_stride: 32, or 16 or 8 with dilation in place of the last stride or two.
-        kernel: of the convolutions around a transformer.
-        dropout: rate, of both branches' outputs.
-        eps: LayerNorm's.
+    The channels are those of the stem, the five layers and the last convolution. The widths are
+    those of the tokens of the third to fifth layer.
     """
 
-    channels: tuple[int, ...] = (16, 32, 64, 96, 128, 160, 640)
-    widths: tuple[int, ...] = (144, 192, 240)
-    heads: int = 4
-    mlp_ratio: float = 2.0
-    expand_ratio: float = 4.0
-    kernel: int = 3
-    patch: int = 2
-    output_stride: int = 32
-    activation: str = "silu"
-    qkv_bias: bool = True
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    head_dropout: float = 0.1
-    eps: float = 1e-5
+    channels: tuple[int, ...] = settings.width(
+        (16, 32, 64, 96, 128, 160, 640), "channels of each stage"
+    )
+    widths: tuple[int, ...] = settings.widths((144, 192, 240))
+    heads: int = settings.heads(4)
+    mlp_ratio: float = settings.mlp_ratio(2.0)
+    expand_ratio: float = settings.ratio(4.0, "expansion ratio of an inverted residual")
+    kernel: int = settings.kernel(
+        3, "kernel size of the convolutions around a transformer", odd=True
+    )
+    patch: int = settings.patch(2)
+    output_stride: int = settings.setting(
+        32, "stride of the last map; further strides become dilation", choices=(8, 16, 32)
+    )
+    activation: str = settings.activation("silu")
+    qkv_bias: bool = settings.qkv_bias(True)
+    dropout: float = settings.dropout(0.1)
+    attention_dropout: float = settings.attention_dropout(0.0)
+    head_dropout: float = settings.head_dropout(0.1)
+    eps: float = settings.epsilon(1e-5, meaning="epsilon of normalisation")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.channels) != 7 or len(self.widths) != 3:
             raise ValueError(
                 "a MobileViT has seven channels (stem, five layers, last convolution) and three "
                 f"widths of tokens; got channels={self.channels} and widths={self.widths}"
             )
-        self.check_sizes("channels", "widths", "hidden_widths", "heads", "patch")
         if any(width % self.heads for width in self.widths):
             raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
-        self.check_odd("kernel")
-        if self.output_stride not in (8, 16, 32):
-            raise ValueError(f"output_stride must be 8, 16 or 32; got {self.output_stride}")
-        self.check_rates("dropout", "attention_dropout", "head_dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
@@ -45,32 +45,34 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class SMTConfig(StageSizes):
     """Sizes of an SMT, one depth, width, … per stage.
 
-    Attributes:
-        modulated: whether a stage's blocks modulate; in the third stage the even ones alone.
-        modulation_heads: each with a size of convolution, 3, 5, 7, …; 0 without modulation.
-        heads: of self-attention, 0 without.
-        expand_ratio: channels between the two convolutions of a modulation over the width.
-        stem_kernel: of the first convolution.
-        drop_path: rate of the last block; linear from 0 at the first.
+    Each modulation head has a size of convolution, 3, 5, 7, …
     """
 
-    depths: tuple[int, ...] = (2, 2, 8, 1)
-    widths: tuple[int, ...] = (64, 128, 256, 512)
-    modulated: tuple[bool, ...] = (True, True, True, False)
-    modulation_heads: tuple[int, ...] = (4, 4, 4, 0)
-    heads: tuple[int, ...] = (0, 0, 8, 16)
-    mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0, 2.0)
-    expand_ratio: int = 2
-    qkv_bias: bool = True
-    stem_kernel: int = 3
-    layer_scale: float = 0.0
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    drop_path: float = 0.1
+    depths: tuple[int, ...] = settings.depths((2, 2, 8, 1))
+    widths: tuple[int, ...] = settings.widths((64, 128, 256, 512))
+    modulated: tuple[bool, ...] = settings.setting(
+        (True, True, True, False), "scale-aware modulation in each stage, in the third in turn"
+    )
+    modulation_heads: tuple[int, ...] = settings.setting(
+        (4, 4, 4, 0), "modulation heads of each stage; 0: none", low=0, high=128
+    )
+    heads: tuple[int, ...] = settings.heads(
+        (0, 0, 8, 16), meaning="self-attention heads of each stage; 0: none", low=0
+    )
+    mlp_ratios: tuple[float, ...] = settings.mlp_ratios((4.0, 4.0, 4.0, 2.0))
+    expand_ratio: int = settings.setting(
+        2, "expansion ratio of a modulation's convolutions", low=1, high=64
+    )
+    qkv_bias: bool = settings.qkv_bias(True)
+    stem_kernel: int = settings.kernel(3, "kernel size of the first convolution")
+    layer_scale: float = settings.layer_scale(0.0)
+    dropout: float = settings.dropout(0.0)
+    attention_dropout: float = settings.attention_dropout(0.0)
+    drop_path: float = settings.drop_path(0.1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_stages("widths", "modulated", "modulation_heads", "heads", "mlp_ratios")
-        self.check_sizes("depths", "widths", "hidden_widths", "expand_ratio", "stem_kernel")
         for stage, width in enumerate(self.widths):
             kinds = {self.attends(stage, block) for block in range(self.depths[stage])}
             for attends in kinds:
@@ -81,7 +83,6 @@ class SMTConfig(StageSizes):
                         f"{name}[{stage}]={heads} must be positive and divide widths[{stage}]="
                         f"{width}"
                     )
-        self.check_rates("dropout", "attention_dropout", "drop_path")
         self.maps()  # raises for too small an image
 
     @property

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.conv_layers import Chain, ConvNorm, normed_stem, size_out
 from hsvit_jax.models.family import Sizes, scaled
 from hsvit_jax.ops.activations import activation as by_name
@@ -24,34 +25,35 @@ class StageSizes(Sizes):
 class StagedConfig(StageSizes):
     """Sizes of stages behind a `conv_layers.normed_stem`, one depth and width per stage.
 
-    Attributes:
-        downsamples: whether a convolution follows a stage; where the width changes one always does.
-        down_kernel: of that convolution, as for its stride and padding.
-        layer_scale: what it starts from, 0 for none.
+    A convolution always follows a stage where the width changes.
     """
 
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
-    mlp_ratio: float = 4.0
-    downsamples: tuple[bool, ...] = (True, True, True)
-    down_kernel: int = 3
-    down_stride: int = 2
-    down_padding: int = 1
-    activation: str = "gelu"
-    layer_scale: float = 1e-5
-    dropout: float = 0.0
-    drop_path: float = 0.0
+    depths: tuple[int, ...] = settings.depths(dataclasses.MISSING)
+    widths: tuple[int, ...] = settings.widths(dataclasses.MISSING)
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    downsamples: tuple[bool, ...] = settings.setting(
+        (True, True, True), "downsampling after each stage"
+    )
+    down_kernel: int = settings.kernel(3, "kernel size of downsampling convolutions")
+    down_stride: int = settings.stride(2, "stride of downsampling convolutions")
+    down_padding: int = settings.kernel(1, "padding of downsampling convolutions", low=0)
+    activation: str = settings.activation("gelu")
+    layer_scale: float = settings.layer_scale(1e-5)
+    dropout: float = settings.dropout(0.0)
+    drop_path: float = settings.drop_path(0.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         stages = len(self.depths)
         if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
             raise ValueError(
                 f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
                 f"downsamples={self.downsamples} one less"
             )
-        more = {"widths": self.widths[0] // 2, "down_padding": self.down_padding + 1}
-        self.check_sizes("hidden_widths", "down_kernel", "down_stride", **more)
-        self.check_rates("drop_path", "dropout")
+        if self.widths[0] < 2:
+            raise ValueError(
+                f"widths[0]={self.widths[0]} must be at least 2, as the stem halves it"
+            )
         by_name(self.activation)
         self.maps()  # raises for too small an image
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
@@ -39,23 +39,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class SwiftFormerConfig(StagedConfig):
-    """Sizes of a SwiftFormer.
+    """Sizes of a SwiftFormer."""
 
-    Attributes:
-        eps: BatchNorm's.
-    """
-
-    depths: tuple[int, ...] = (3, 3, 6, 4)
-    widths: tuple[int, ...] = (48, 56, 112, 220)
-    queries: str = "equal"
-    conv_drop_path: float = 0.0
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_sizes("depths")
-        self.check_rates("conv_drop_path")
-        self.check_choices(queries=("equal", "weighted"))
+    depths: tuple[int, ...] = settings.depths((3, 3, 6, 4))
+    widths: tuple[int, ...] = settings.widths((48, 56, 112, 220))
+    queries: str = settings.setting("equal", "pooling of queries", choices=("equal", "weighted"))
+    conv_drop_path: float = settings.rate(0.0, "stochastic depth rate of convolution branches")
+    eps: float = settings.epsilon(1e-5)
 
 
 class ConvBlock(nnx.Module):

@@ -98,7 +98,7 @@ class ConvNetConfig(Sizes, abc.ABC):
     """
 
     def __post_init__(self) -> None:
-        self.check_sizes()
+        super().__post_init__()
         for conv in self.convs():
             if min(conv.c_in, conv.c_out, conv.size, conv.stride, conv.dilation) < 1:
                 raise ValueError(
@@ -107,11 +107,6 @@ class ConvNetConfig(Sizes, abc.ABC):
                     "must be positive: make the network wider"
                 )
             by_name(conv.activation)
-            if not 0 <= conv.momentum < 1 or conv.eps <= 0:
-                raise ValueError(
-                    "BatchNorm needs a momentum in [0, 1) and a positive eps; got "
-                    f"{conv.momentum} and {conv.eps}"
-                )
         last_map(self)
 
     @abc.abstractmethod

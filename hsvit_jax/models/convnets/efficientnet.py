@@ -16,14 +16,10 @@ from typing import Any
 
 import jax
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.conv_layers import Padding, rounded
 from hsvit_jax.models.convnets.convnet import ConvNet, Head
-from hsvit_jax.models.convnets.inverted_residual import (
-    DROPS,
-    Inverted,
-    InvertedConfig,
-    Plan,
-)
+from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
 from hsvit_jax.models.family import Family
 
 #: Named networks as they differ from the defaults.
@@ -41,51 +37,61 @@ _STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "
 class EfficientNetConfig(InvertedConfig):
     """Sizes of an EfficientNet."""
 
-    width: float = 1.0
-    depth: float = 1.0
-    divisor: int = 8  # of every width
-    # Of each stage, before scaling: channels in and out, blocks, the first block's stride,
-    # kernel size, and how much wider a block is inside.
-    in_channels: tuple[int, ...] = (32, 16, 24, 40, 80, 112, 192)
-    out_channels: tuple[int, ...] = (16, 24, 40, 80, 112, 192, 320)
-    repeats: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 1)
-    strides: tuple[int, ...] = (1, 2, 2, 2, 1, 2, 1)
-    kernels: tuple[int, ...] = (3, 3, 5, 3, 5, 5, 3)
-    expand: tuple[int, ...] = (1, 6, 6, 6, 6, 6, 6)
-    squeeze: float = 0.25
-    activation: str = "silu"
-    padding: str = "native"  # 'same': right at any image size; 'symmetric': as torchvision's
-    symmetric_blocks: tuple[int, ...] = ()  # of 'native': of stride 2, zeros on both sides
-    pooling: str = "mean"  # or 'max'
-    dropout: float = 0.2
-    drop_rate: float = 0.2  # grows with the block towards this
-    drop: str = "values"  # or 'paths', an example's whole branch
-    bn_eps: float = 1e-3
-    bn_momentum: float = 0.01  # 0.99 in the paper
-    expand_bn_momentum: float = 0.9  # 0.99 in the paper
+    width: float = settings.ratio(1.0, "width multiplier")
+    depth: float = settings.ratio(1.0, "depth multiplier")
+    divisor: int = settings.setting(8, "divisor of every width", low=1, high=1024)
+    in_channels: tuple[int, ...] = settings.width(
+        (32, 16, 24, 40, 80, 112, 192), "channels into each stage, before scaling"
+    )
+    out_channels: tuple[int, ...] = settings.width(
+        (16, 24, 40, 80, 112, 192, 320), "channels out of each stage, before scaling"
+    )
+    repeats: tuple[int, ...] = settings.depth(
+        (1, 2, 2, 3, 3, 4, 1), "blocks of each stage, before scaling"
+    )
+    strides: tuple[int, ...] = settings.setting(
+        (1, 2, 2, 2, 1, 2, 1), "stride of each stage", choices=(1, 2)
+    )
+    kernels: tuple[int, ...] = settings.kernel(
+        (3, 3, 5, 3, 5, 5, 3), "kernel size of each stage", odd=True
+    )
+    expand: tuple[int, ...] = settings.setting(
+        (1, 6, 6, 6, 6, 6, 6), "expansion ratio of each stage's blocks", low=1, high=64
+    )
+    squeeze: float = settings.setting(
+        0.25, "squeeze-and-excitation ratio; 0: none", low=0.0, high=16.0
+    )
+    activation: str = settings.activation("silu")
+    padding: str = settings.setting(
+        "native",
+        "padding of convolutions; same: right at any image size; symmetric: as torchvision's",
+        choices=("native", "same", "symmetric"),
+    )
+    symmetric_blocks: tuple[int, ...] = settings.setting(
+        (), "blocks with symmetric padding", low=0, high=10_000
+    )
+    pooling: str = settings.setting("mean", "pooling of the last map", choices=("mean", "max"))
+    dropout: float = settings.dropout(0.2)
+    drop_rate: float = settings.rate(0.2, "stochastic depth rate, growing with depth")
+    drop: str = settings.setting(
+        "values", "unit of dropping in a residual branch", choices=("values", "paths")
+    )
+    bn_eps: float = settings.epsilon(1e-3)
+    bn_momentum: float = settings.momentum(0.01)  # 0.99 in the paper
+    expand_bn_momentum: float = settings.momentum(  # 0.99 in the paper
+        0.9, meaning="the same, of a block's expansion"
+    )
 
     def __post_init__(self) -> None:
         stages = {key: getattr(self, key) for key in _STAGE_KEYS}
         if len({len(v) for v in stages.values()}) > 1 or not self.repeats:
             raise ValueError(f"an EfficientNet needs one entry for each stage; got {stages}")
-        if min(self.width, self.depth, self.divisor) <= 0 or min(*self.repeats, *self.expand) < 1:
-            raise ValueError(f"width, depth, divisor, repeats, expand must be positive; got {self}")
-        if not {*self.strides} <= {1, 2} or any(k < 1 or k % 2 == 0 for k in self.kernels):
-            raise ValueError(
-                "strides must be 1 or 2 and kernels odd; got "
-                f"strides={self.strides} and kernels={self.kernels}"
-            )
         for before, after in zip((_STEM, *self.out_channels), self.in_channels, strict=False):
             if self.channels(before) != self.channels(after):
                 raise ValueError(
                     f"a stage's in_channels must be what comes before it, {before}; got {after} of "
                     f"in_channels={self.in_channels}, out_channels={self.out_channels}"
                 )
-        self.check_choices(padding=("native", "same", "symmetric"), drop=DROPS)
-        self.check_choices(pooling=("mean", "max"))
-        if self.squeeze < 0:
-            raise ValueError(f"squeeze must be at least 0; got {self.squeeze}")
-        self.check_rates("dropout", "drop_rate")
         super().__post_init__()
 
     def channels(self, base: int) -> int:

@@ -23,9 +23,6 @@ from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 
 Array = jax.Array
 
-#: Stochastic depth: drops single values, or an example's whole residual branch.
-DROPS = ("values", "paths")
-
 
 class Inverted(NamedTuple):
     """The description of a block.
@@ -34,6 +31,7 @@ class Inverted(NamedTuple):
         squeeze: channels inside squeeze-and-excitation, 0 for none.
         residual: whether the block's input is added.
         rate: of stochastic depth.
+        drop: single 'values', or 'paths', an example's whole residual branch.
     """
 
     expand: Conv | None

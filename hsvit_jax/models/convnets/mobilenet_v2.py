@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, Head
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
@@ -29,29 +30,24 @@ _STAGES = ((16, 1, 1), (24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 
 class MobileNetV2Config(InvertedConfig):
     """Sizes of a MobileNetV2."""
 
-    width: float = 1.0
-    divisor: int = 8  # of every width
-    least_channels: int = 8
-    expand: float = 6.0  # how much wider a block is inside
-    output_stride: int = 32  # from here on, dilation in place of strides
-    stem_expansion: bool = False  # a 1×1 convolution more in the first block
-    full_top: bool = True  # 1280 channels at the end, however narrow the network
-    activation: str = "relu6"
-    padding: str = "same"  # or 'symmetric'
-    dropout: float = 0.2
-    bn_eps: float = 1e-3
-    bn_momentum: float = 0.003  # 0.997 in the paper's code
-
-    def __post_init__(self) -> None:
-        least = min(self.width, self.divisor, self.least_channels, self.expand, self.output_stride)
-        if least <= 0:
-            raise ValueError(
-                "width, divisor, least_channels, expand and output_stride must be positive; got "
-                f"{self}"
-            )
-        self.check_choices(padding=("same", "symmetric"), output_stride=(2, 4, 8, 16, 32))
-        self.check_rates("dropout")
-        super().__post_init__()
+    width: float = settings.ratio(1.0, "width multiplier")
+    divisor: int = settings.setting(8, "divisor of every width", low=1, high=1024)
+    least_channels: int = settings.width(8, "smallest width")
+    expand: float = settings.ratio(6.0, "expansion ratio of a block")
+    output_stride: int = settings.setting(
+        32,
+        "stride of the last map; further strides become dilation",
+        choices=(2, 4, 8, 16, 32),
+    )
+    stem_expansion: bool = settings.setting(False, "expansion in the first block")
+    full_top: bool = settings.setting(True, "full width of the last convolution in narrow networks")
+    activation: str = settings.activation("relu6")
+    padding: str = settings.setting(
+        "same", "padding of convolutions", choices=("same", "symmetric")
+    )
+    dropout: float = settings.dropout(0.2)
+    bn_eps: float = settings.epsilon(1e-3)
+    bn_momentum: float = settings.momentum(0.003)  # 0.997 in the paper's code
 
     def channels(self, base: float) -> int:
         """A scaled width of the unscaled network."""

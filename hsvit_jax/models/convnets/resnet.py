@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, Head
-from hsvit_jax.models.family import Family, defaults_of
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.max_pool import max_pool
@@ -23,7 +24,7 @@ Array = jax.Array
 
 _BASIC = {"block": "basic", "channels": (64, 128, 256, 512)}
 
-#: Named networks of the paper's table 1, as they differ from `DEFAULTS`.
+#: Named networks of the paper's table 1, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "18": {**_BASIC, "depths": (2, 2, 2, 2)},
     "34": {**_BASIC, "depths": (3, 4, 6, 3)},
@@ -45,25 +46,32 @@ class Residual(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig(ConvNetConfig):
-    """Sizes of a ResNet; see `DEFAULTS`, and `resnext` for groups, base_width and zero_init."""
+    """Sizes of a ResNet; see `resnext` for groups, base_width and zero_init."""
 
-    block: str = "bottleneck"  # or 'basic'
-    stem_channels: int = 64
-    channels: tuple[int, ...] = (256, 512, 1024, 2048)  # out of each stage
-    depths: tuple[int, ...] = (3, 4, 6, 3)
-    activation: str = "relu"  # of the stem and after each sum; inside a block it is ReLU
-    stride_in_first_stage: bool = False
-    stride_in_first_conv: bool = False  # of a bottleneck, instead of in its 3×3 convolution
-    bn_momentum: float = 0.9
-    groups: int = 1
-    base_width: int = 64
+    block: str = settings.setting(
+        "bottleneck", "kind of residual block", choices=("basic", "bottleneck")
+    )
+    stem_channels: int = settings.width(64, "channels of the first convolution")
+    channels: tuple[int, ...] = settings.width((256, 512, 1024, 2048), "channels of each stage")
+    depths: tuple[int, ...] = settings.depths((3, 4, 6, 3))
+    activation: str = settings.setting(
+        "relu", "name of the activation of the stem and after each sum; inside a block it is ReLU"
+    )
+    stride_in_first_stage: bool = settings.setting(False, "stride in the first stage")
+    stride_in_first_conv: bool = settings.setting(
+        False, "stride in a bottleneck's first convolution", when={"block": ("bottleneck",)}
+    )
+    bn_momentum: float = settings.momentum(0.9)
+    groups: int = settings.width(1, "groups of a bottleneck's 3×3 convolution")
+    base_width: int = settings.width(
+        64, "channels of a group where a stage's bottlenecks would have 64"
+    )
     zero_init: bool = False
 
     def __post_init__(self) -> None:
-        self.check_choices(block=("basic", "bottleneck"))
-        if len(self.channels) != len(self.depths) or min(self.depths, default=0) < 1:
+        if len(self.channels) != len(self.depths) or not self.depths:
             raise ValueError(
-                "a ResNet needs channels and a depth of at least 1 for each stage; got "
+                "a ResNet needs channels and a depth for each stage; got "
                 f"channels={self.channels} and depths={self.depths}"
             )
         super().__post_init__()
@@ -119,8 +127,8 @@ class ResNetConfig(ConvNetConfig):
         return Features(self, key)
 
 
-#: The `model` section of ResNet-50, which variants change.
-DEFAULTS = defaults_of(ResNetConfig, without=["groups", "base_width", "zero_init"])
+#: The settings of the `model` section of ResNet-50, which variants change.
+KEYS = settings.keys_of(ResNetConfig, without=["groups", "base_width", "zero_init"])
 
 
 class Block(nnx.Module):
@@ -168,7 +176,7 @@ class Features(nnx.Module):
 
 FAMILY = Family(
     name="resnet",
-    defaults=DEFAULTS,
+    keys=KEYS,
     variants=VARIANTS,
     default_variant="50",
     config=ResNetConfig,

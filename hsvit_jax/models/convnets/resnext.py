@@ -6,19 +6,16 @@ first scales as in timm, where the last BatchNorm of a block starts at 0.
 
 from functools import partial
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.convnets import resnet
 from hsvit_jax.models.convnets.convnet import ConvNet
 from hsvit_jax.models.family import Family
 
-#: What a variant leaves as it is: the `model` section of ResNeXt-50 32×4d.
-DEFAULTS = {
-    **{key: resnet.DEFAULTS[key] for key in ("stem_channels", "channels", "depths")},
-    **{"groups": 32, "base_width": 4},
-}
+_KEYS = settings.keys_of(resnet.ResNetConfig, groups=32, base_width=4)
 
 FAMILY = Family(
     name="resnext",
-    defaults=DEFAULTS,
+    keys={n: _KEYS[n] for n in ("stem_channels", "channels", "depths", "groups", "base_width")},
     variants={"50-32x4d": {}, "101-32x8d": {"depths": (3, 4, 23, 3), "base_width": 8}},
     default_variant="50-32x4d",
     config=partial(resnet.ResNetConfig, zero_init=True),

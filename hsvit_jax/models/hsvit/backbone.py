@@ -19,13 +19,15 @@ from typing import Any
 import jax
 from flax import nnx
 
+from hsvit_jax.models import settings
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
-from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.hsvit.hsvit import HSViT
-from hsvit_jax.models.hsvit.sizes import divisors
+from hsvit_jax.models.hsvit.sizes import GroupSizes
 from hsvit_jax.models.hsvit.trunk import Projection
 from hsvit_jax.models.network import BoundModules, ForwardContext, GroupShard, Network
+from hsvit_jax.models.settings import Key
 
 Array = jax.Array
 
@@ -76,43 +78,25 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BackboneHSViTConfig(Sizes):
+class BackboneHSViTConfig(GroupSizes):
     """Every size; backbone: of the network whose last map is read, made for the same images.
 
-    The others are named as `HSViTConfig`'s. Raises ValueError for sizes that do not fit.
+    Raises ValueError for sizes that do not fit.
     """
 
-    backbone: ConvNetConfig
-    groups: int = 64
-    depth: int = 2
-    embed_dim: int = 0  # the map's pixels, rounded up to a multiple of 8
-    heads: int = 8
-    dropout: float = 0.2
-    group_dropout: float = 0.0
-    votes: str = "equal"  # or 'learned'
-    trunk: str = "replicated"  # or 'sharded': the backbone's channels are spread over devices
+    backbone: ConvNetConfig = dataclasses.field(kw_only=True)
+    groups: int = settings.width(64, "attention groups; 0: none", low=0)
+    embed_dim: int = settings.width(
+        0, "token width; 0: the pixels of the backbone's last map, up to a multiple of 8", low=0
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(Sizes)}
         object.__setattr__(self, "backbone", dataclasses.replace(self.backbone, **sizes))
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
-        self.check_sizes("embed_dim", groups=self.groups + 1, depth=self.depth + (not self.groups))
-        channels = self.conv_channels[-1]
-        if self.groups and channels % self.groups:
-            raise ValueError(
-                f"{channels} channel tokens of the backbone cannot split into groups={self.groups}:"
-                f" choose a divisor of {channels}: {divisors(channels)}"
-            )
-        if self.groups:
-            check_heads(self.embed_dim, self.heads)
-        elif self.group_dropout or (self.votes, self.trunk) != ("equal", "replicated"):
-            raise ValueError(
-                "without attention groups there is no vote, and nothing to spread: leave votes, "
-                "group_dropout and trunk at 'equal', 0 and 'replicated'"
-            )
-        self.check_rates("dropout", "group_dropout")
-        self.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
+        self.check_groups()
 
     @property
     def map_size(self) -> tuple[int, int]:
@@ -135,8 +119,11 @@ class BackboneHSViTConfig(Sizes):
         return self.conv_channels[-1] // self.groups + 1
 
 
-#: The `model` section of a network on ResNet-50 (HSViT paper, table 3).
-DEFAULTS = {**defaults_of(BackboneHSViTConfig), **_variant("resnet50")}
+#: The settings of a `model` section, beside the section of the backbone's own.
+KEYS: Mapping[str, Key] = {
+    "backbone": Key("convolutional backbone", kind=str, default="resnet50"),
+    **settings.keys_of(BackboneHSViTConfig),
+}
 
 
 class BackboneHSViT(HSViT):
@@ -209,6 +196,14 @@ def _config(
     )
 
 
+def _backbone_keys(settings: Mapping[str, Any]) -> Mapping[str, Key]:
+    """The backbone's own settings; those of its classifier, which groups replace, are not read."""
+    keys = dict(_family(settings["backbone"]).keys)
+    for name in keys.keys() & {"dropout", "pooling"}:
+        keys[name] = dataclasses.replace(keys[name], when=[{"model.backbone": ()}])
+    return keys
+
+
 def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: the backbone's own, and few groups."""
     changes = _family(settings["backbone"]).tiny(settings["backbone_settings"])
@@ -217,7 +212,9 @@ def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     name="hsvit_backbone",
-    defaults=DEFAULTS,
+    keys=KEYS,
+    sections={"backbone_settings": _backbone_keys},
+    defaults={**{name: key.default for name, key in KEYS.items()}, **_variant("resnet50")},
     variants=VARIANTS,
     default_variant="resnet50",
     config=_config,

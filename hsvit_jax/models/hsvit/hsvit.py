@@ -31,10 +31,10 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.hsvit import votes
+from hsvit_jax.models.hsvit import growth, votes
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.sizes import (
-    DEFAULTS,
+    KEYS,
     VARIANTS,
     HSViTConfig,
     check_tiles,
@@ -54,9 +54,6 @@ from hsvit_jax.ops import normalise
 __all__ = ["FAMILY", "VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides"]
 
 Array = jax.Array
-
-#: A trunk's convolutions: the paper's, or depthwise and pointwise ones in their place.
-CONVOLUTIONS = ("dense", "separable")
 
 
 class Head(nnx.Module):
@@ -160,6 +157,9 @@ class HSViT(Network):
         silenced, left = copy.copy(self), self.without(lost).group_ids()
         silenced.silent = frozenset(range(self.config.groups)) - frozenset(left.tolist())
         return silenced
+
+    def grown(self, params: dict, stats: dict, old: Network, key: Array) -> tuple[dict, dict]:
+        return growth.grow(params, stats, old, self, key)
 
     def resized(self, **sizes: Any) -> Network:
         resized = super().resized(**sizes)
@@ -402,26 +402,20 @@ def _strides(settings: Mapping[str, Any], image_size: tuple[int, int]) -> tuple[
 
 
 def _config(
-    *, ablation: str, convolution: str, conv_kernels: tuple[int, ...], groups: int, **settings: Any
+    *, ablation: str, convolution: str, conv_kernels: tuple[int, ...], groups: int, **sizes: Any
 ) -> HSViTConfig:
     """The ablation 'conv_only' leaves out attention, 'attention_only' convolution."""
-    if convolution not in CONVOLUTIONS:
-        raise ValueError(f"unknown model.convolution {convolution!r}; choose one of {CONVOLUTIONS}")
     if ablation == "attention_only":
         conv_kernels = (*conv_kernels[:-1], 0)
     elif ablation == "conv_only":
         groups = 0
-    elif ablation != "none":
-        raise ValueError(
-            f"unknown model.ablation {ablation!r}; choose none, conv_only or attention_only"
-        )
     separable = convolution == "separable"
-    return HSViTConfig(conv_kernels=conv_kernels, groups=groups, separable=separable, **settings)
+    return HSViTConfig(conv_kernels=conv_kernels, groups=groups, separable=separable, **sizes)
 
 
 FAMILY = Family(
     name="hsvit",
-    defaults=DEFAULTS,
+    keys=KEYS,
     variants=VARIANTS,
     default_variant="c2a2",
     config=_config,

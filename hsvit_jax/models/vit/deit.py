@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models.family import Family, defaults_of, scaled
+from hsvit_jax.models import settings
+from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext
 from hsvit_jax.models.vit import hvt, token_pruning, vit
 
@@ -24,22 +25,20 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class DeiTConfig(vit.PatchSizes):
-    """Sizes of a DeiT.
+    """Sizes of a DeiT; retained tokens include CLS (`token_pruning`)."""
 
-    Attributes:
-        retained: tokens after each block's attention, CLS included (`token_pruning`); () for all.
-    """
-
-    patch: int = 16
-    heads: int = 6
-    head_dim: int = 64
-    depth: int = 12
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
-    eps: float = 1e-6
-    drop_path: float = 0.1
-    cls: bool = True
-    retained: tuple[int, ...] = ()
+    patch: int = settings.patch(16, meaning="patch size in pixels; 0: by the image size", low=0)
+    heads: int = settings.heads(6)
+    head_dim: int = settings.width(64, "width of an attention head")
+    depth: int = settings.depth(12, "blocks")
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
+    drop_path: float = settings.drop_path(0.1)
+    cls: bool = settings.setting(True, "classify a CLS token rather than the tokens' mean")
+    retained: tuple[int, ...] = settings.setting(
+        (), "tokens kept by each block; empty: all", low=1, high=2**26
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,11 +51,18 @@ class DeiTConfig(vit.PatchSizes):
         return scaled(self.dim, self.mlp_ratio)
 
 
-#: What a variant leaves as it is: the `model` section of DeiT-S. A `flops_share` below 1 stands for
-#: a schedule of tokens that costs this share; an empty patch is `hvt.default_patch`'s.
-DEFAULTS = {**defaults_of(DeiTConfig), "flops_share": 1.0, "patch": 0}
-#: Named systems, as they differ from `DEFAULTS`. The shares are the FLOPs of the HVT paper's table
-#: 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
+#: The settings of DeiT-S; an empty patch is `hvt.default_patch`'s.
+KEYS: Mapping[str, settings.Key] = {
+    **settings.keys_of(DeiTConfig, patch=0),
+    "flops_share": settings.Key(
+        "fraction of the FLOPs that a token-pruning schedule keeps, in place of retained",
+        above=0.0,
+        high=1.0,
+        default=1.0,
+    ),
+}
+#: Named systems, as they differ from the defaults. The shares are the FLOPs of the HVT paper's
+#: table 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "ti": {"heads": 3},
     "s": {},
@@ -79,10 +85,10 @@ def multiply_adds(c: DeiTConfig, retained: tuple[int, ...]) -> int:
     return total
 
 
-def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -> DeiTConfig:
+def _config(*, retained: tuple[int, ...], flops_share: float, **values: Any) -> DeiTConfig:
     """A DeiT's sizes. flops_share below 1 makes PoWER's schedule, `token_pruning.linear_schedule`;
     the paper's own is not published. Raises ValueError when `retained` is given as well."""
-    config = DeiTConfig(retained=retained, **settings)
+    config = DeiTConfig(retained=retained, **values)
     if flops_share == 1:
         return config
     if retained:
@@ -148,7 +154,7 @@ class SoftlyPruned(DeiT):
 
 FAMILY = Family(
     name="deit",
-    defaults=DEFAULTS,
+    keys=KEYS,
     variants=VARIANTS,
     default_variant="s",
     config=_config,

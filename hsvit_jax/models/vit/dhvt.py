@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
@@ -28,7 +28,7 @@ from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-NORMS = ("batch", "layer")
+_NORMS = ("batch", "layer")
 
 _T16, _S = {"patch": 16}, {"heads": 8, "embed_dim": 384}
 _S16 = {"patch": 16, "heads": 6, "embed_dim": 384}
@@ -97,42 +97,49 @@ FEED_FORWARDS: Mapping[str, Operations] = {
 class DHVTConfig(Sizes):
     """Sizes of a DHVT, and its ablations.
 
-    Attributes:
-        patch: a power of two, with a stride-2 convolution for each factor.
-        head_tokens: HI-MHSA, else plain attention.
-        sope: overlapping patches, else plain ones.
-        positions: learned, added to the CLS token and the patches.
-        representation: width of a linear map and a tanh in front of the classifier; 0 for none.
+    A patch of SOPE is a power of two, with a stride-2 convolution for each factor. Learned
+    positions are added to the CLS token and the patches.
     """
 
-    patch: int = 4
-    heads: int = 4
-    embed_dim: int = 192
-    depth: int = 12
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
-    drop_path: float = 0.1
-    head_tokens: bool = True
-    sope: bool = True
-    affine: bool = True
-    sope_norm: str = "batch"
-    feed_forward: str = "daff"
-    daff_norm: str = "batch"
-    positions: bool = False
-    representation: int = 0
+    patch: int = settings.patch(4)
+    heads: int = settings.heads(4)
+    embed_dim: int = settings.width(192, "token width", low=4)
+    depth: int = settings.depth(12, "blocks")
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    drop_path: float = settings.drop_path(0.1)
+    head_tokens: bool = settings.setting(True, "head tokens in attention")
+    sope: bool = settings.setting(True, "patch embedding by several convolutions (SOPE)")
+    affine: bool = settings.setting(
+        True, "affine maps around the patch embedding", when={"sope": (True,)}
+    )
+    sope_norm: str = settings.setting(
+        "batch", "normalisation in the patch embedding", choices=_NORMS, when={"sope": (True,)}
+    )
+    feed_forward: str = settings.setting(
+        "daff", "kind of the feed-forward", choices=tuple(FEED_FORWARDS)
+    )
+    daff_norm: str = settings.setting(
+        "batch",
+        "normalisation in the feed-forward (DAFF)",
+        choices=_NORMS,
+        when={"feed_forward": tuple(name for name, ops in FEED_FORWARDS.items() if ops.norm)},
+    )
+    positions: bool = settings.setting(False, "learned positions")
+    representation: int = settings.width(
+        0, "width of a tanh layer before the classifier; 0: none", low=0
+    )
 
     def __post_init__(self) -> None:
-        self.check_sizes("embed_dim", "depth", "hidden")
+        super().__post_init__()
         layers.check_patches(self.image_size, self.patch)
         check_heads(self.embed_dim, self.heads)
-        self.check_rates("drop_path")
-        self.check_choices(sope_norm=NORMS, daff_norm=NORMS, feed_forward=[*FEED_FORWARDS])
         if self.sope and (self.patch < 2 or self.patch & (self.patch - 1)):
             raise ValueError(
                 f"SOPE halves the image by each convolution, so patch must be 2, 4, 8 or 16; got "
                 f"patch={self.patch}"
             )
-        if self.embed_dim < 4 or (self.sope and self.sope_channels[0] < 1):
+        if self.sope and self.sope_channels[0] < 1:
             raise ValueError(
                 f"embed_dim={self.embed_dim} is too narrow for patch={self.patch}, whose first "
                 f"convolution has embed_dim/{self.patch // 2} channels"

@@ -19,15 +19,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import layers
-from hsvit_jax.models.family import Family, defaults_of, scaled
+from hsvit_jax.models import layers, settings
+from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vit import vit
 from hsvit_jax.ops.max_pool import max_pool, windows
 
 Array = jax.Array
 
-#: Named systems of the paper's tables 1 to 9 and section 4.2, as they differ from `DEFAULTS`.
+#: Named systems of the paper's tables 1 to 9 and section 4.2, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = (
     {f"ti-{m}": {"heads": 3, "stage_depth": 12 // m if m else 0} for m in range(5)}
     | {f"s-{m}": {"stage_depth": 12 // m if m else 0} for m in range(5)}
@@ -43,34 +43,33 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
     | {f"ti-4-heads{n}": {"heads": n} for n in (6, 11, 12, 16)}
 )
 
+_POOLS = {"stage_depth": settings.ON}
+
 
 @dataclasses.dataclass(frozen=True)
 class HVTConfig(vit.PatchSizes):
-    """Sizes of an HVT.
+    """Sizes of an HVT; a 2-D pool is padded by pool_window//2, a 1-D one is not."""
 
-    Attributes:
-        stage_depth: blocks of a stage; 0 for no pooling.
-        pool_dims: 1, along the sequence without padding, or 2, on the grid of tokens with padding
-            pool_window//2.
-    """
-
-    patch: int = 16
-    heads: int = 6
-    head_dim: int = 64
-    depth: int = 12
-    stage_depth: int = 3
-    pool: str = "max"
-    pool_dims: int = 1
-    pool_window: int = 3
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
-    eps: float = 1e-6
-    drop_path: float = 0.1
+    patch: int = settings.patch(16, meaning="patch size in pixels; 0: by the image size", low=0)
+    heads: int = settings.heads(6)
+    head_dim: int = settings.width(64, "width of an attention head")
+    depth: int = settings.depth(12, "blocks")
+    stage_depth: int = settings.depth(3, "blocks between pools; 0: no pools", low=0)
+    pool: str = settings.setting(
+        "max", "kind of token pooling", choices=("max", "average", "conv"), when=_POOLS
+    )
+    pool_dims: int = settings.setting(
+        1, "pooling of tokens as a sequence (1) or a map (2)", choices=(1, 2), when=_POOLS
+    )
+    pool_window: int = settings.kernel(3, "window of a pool", low=2, when=_POOLS)
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
+    drop_path: float = settings.drop_path(0.1)
     cls: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes(stage_depth=self.stage_depth + 1)
         _check_pooling(self)
 
     @property
@@ -94,18 +93,11 @@ class HVTConfig(vit.PatchSizes):
         return out
 
 
-#: The `model` section of HVT-S-4 (paper, section 5); an empty patch is `default_patch`'s.
-DEFAULTS = {**defaults_of(HVTConfig), "patch": 0}
-
-
 def _check_pooling(c: HVTConfig) -> None:
     if not c.stage_depth:
         return
-    c.check_choices(pool=("max", "average", "conv"))
-    if c.pool_dims not in (1, 2):
-        raise ValueError(f"pool_dims must be 1 or 2; got {c.pool_dims}")
-    if c.pool_window < 2 or (c.pool_dims == 2 and c.pool_window % 2 == 0):
-        raise ValueError(f"pool_window must be at least 2, and odd in 2-D; got {c.pool_window}")
+    if c.pool_dims == 2 and c.pool_window % 2 == 0:
+        raise ValueError(f"pool_window must be odd in 2-D; got {c.pool_window}")
     for i, (before, after) in enumerate(zip(c.lengths(), c.lengths()[1:], strict=False)):
         if min(after) < 1:
             raise ValueError(
@@ -231,7 +223,7 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     name="hvt",
-    defaults=DEFAULTS,
+    keys=settings.keys_of(HVTConfig, patch=0),
     variants=VARIANTS,
     default_variant="s-4",
     config=HVTConfig,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
+from hsvit_jax.models import conv_layers, layers, settings
+from hsvit_jax.models.family import Family, Sizes, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.attention import biased_attention
 
@@ -38,26 +38,25 @@ _APART = -100.0
 class SwinConfig(Sizes):
     """Sizes of a Swin; of each stage where there are several.
 
-    Attributes:
-        windows: side of a window, cut to the map's where that is smaller.
+    A window is cut to the map where that is smaller.
     """
 
-    patch: int = 4
-    widths: tuple[int, ...] = (96, 192, 384, 768)
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    heads: tuple[int, ...] = (3, 6, 12, 24)
-    windows: tuple[int, ...] = (7, 7, 7, 7)
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
-    drop_path: float = 0.2
+    patch: int = settings.patch(4)
+    widths: tuple[int, ...] = settings.widths((96, 192, 384, 768))
+    depths: tuple[int, ...] = settings.depths((2, 2, 6, 2))
+    heads: tuple[int, ...] = settings.stage_heads((3, 6, 12, 24))
+    windows: tuple[int, ...] = settings.width(
+        (7, 7, 7, 7), "side of each stage's attention windows"
+    )
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    drop_path: float = settings.drop_path(0.2)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_stages("widths", "heads", "windows")
-        hidden = [scaled(width, self.mlp_ratio) for width in self.widths]
-        self.check_sizes("widths", "depths", "heads", "windows", mlp_ratio=hidden)
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
-        self.check_rates("drop_path")
         layers.check_patches(self.image_size, self.patch)
 
     def maps(self) -> list[Size]:
@@ -71,10 +70,6 @@ class SwinConfig(Sizes):
         rows, columns = (min(n, side) for n in size)
         down, right = (side // 2 if n > side and block % 2 else 0 for n in size)
         return (rows, columns), (down, right)
-
-
-#: The `model` section of Swin-T, which variants change.
-DEFAULTS = defaults_of(SwinConfig)
 
 
 class Embedding(nnx.Module):
@@ -222,12 +217,11 @@ class Swin(Network):
 
 FAMILY = Family(
     name="swin",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="t",
     config=SwinConfig,
     network=Swin,
-    named_by=tuple(key for key in DEFAULTS if key != "drop_path"),
+    named_by=tuple(key for key in settings.keys_of(SwinConfig) if key != "drop_path"),
     native_size=224,
     paper_recipe="dhvt",
     tiny=lambda settings: {"widths": (8, 16), "depths": (1, 2), "heads": (2, 4), "windows": (4, 3)},

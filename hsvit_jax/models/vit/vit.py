@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import layers, settings
 from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
@@ -51,9 +51,8 @@ class PatchSizes(Sizes):
     patch_init: ClassVar[str] = "torch"
 
     def __post_init__(self) -> None:
-        self.check_sizes("heads", "head_dim", "depth", "hidden")
+        super().__post_init__()
         layers.check_patches(self.image_size, self.patch)
-        self.check_rates("drop_path", "dropout", "attention_dropout")
 
     @property
     def dim(self) -> int:
@@ -75,17 +74,17 @@ class PatchSizes(Sizes):
 class ViTConfig(PatchSizes):
     """Sizes of a ViT."""
 
-    patch: int = 4
-    heads: int = 12
-    head_dim: int = 64
-    depth: int = 12
-    mlp_dim: int = 3072
-    qkv_bias: bool = True
-    eps: float = 1e-12
-    activation: str = "gelu"
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    drop_path: float = 0.0
+    patch: int = settings.patch(4)
+    heads: int = settings.heads(12)
+    head_dim: int = settings.width(64, "width of an attention head")
+    depth: int = settings.depth(12, "blocks")
+    mlp_dim: int = settings.mlp_dim(3072)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-12, meaning="epsilon of normalisation")
+    activation: str = settings.activation("gelu")
+    dropout: float = settings.dropout(0.0)
+    attention_dropout: float = settings.attention_dropout(0.0)
+    drop_path: float = settings.drop_path(0.0)
     patch_init: ClassVar[str] = "normal"
 
     @property

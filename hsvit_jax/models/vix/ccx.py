@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Sizes, check_heads, defaults_of
+from hsvit_jax.models import conv_layers, layers, settings
+from hsvit_jax.models.family import Sizes, check_heads
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -28,7 +28,7 @@ from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
 
-#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "cct": {"mixer": "softmax", "attention_dropout": 0.1},
     "ccp": {"mixer": "performer"},
@@ -41,30 +41,32 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class CCXConfig(Sizes):
     """Sizes of a CCX.
 
-    Attributes:
-        conv_padding, pool_padding: -1 is half the kernel or window.
-        positions: learned, added to the tokens.
+    Learned positions are added to the tokens.
     """
 
     mixing: Mixing
-    conv_channels: tuple[int, ...] = (64, 64)
-    conv_strides: tuple[int, ...] = ()
-    conv_kernel: int = 3
-    conv_padding: int = -1
-    pool_window: int = 3
-    pool_stride: int = 1
-    pool_padding: int = -1
-    positions: bool = True
-    embed_dim: int = 128
-    depth: int = 4
-    mlp_dim: int = 512
-    dropout: float = 0.0
-    drop_path: float = 0.1
+    conv_channels: tuple[int, ...] = settings.width(
+        (64, 64), "channels of each convolution but the last"
+    )
+    conv_strides: tuple[int, ...] = settings.stride(
+        (), "stride of each convolution; empty: by the image size"
+    )
+    conv_kernel: int = settings.kernel(3, "kernel size of the tokenizer's convolutions")
+    conv_padding: int = settings.kernel(
+        -1, "padding of the tokenizer's convolutions; -1: half the kernel", low=-1
+    )
+    pool_window: int = settings.kernel(3, "window of a pool")
+    pool_stride: int = settings.stride(1, "stride of a pool")
+    pool_padding: int = settings.kernel(-1, "padding of a pool; -1: half the window", low=-1)
+    positions: bool = settings.setting(True, "learned positions")
+    embed_dim: int = settings.width(128, "token width")
+    depth: int = settings.depth(4, "blocks")
+    mlp_dim: int = settings.mlp_dim(512)
+    dropout: float = settings.dropout(0.0)
+    drop_path: float = settings.drop_path(0.1)
 
     def __post_init__(self) -> None:
-        self.check_sizes("embed_dim", "depth", "mlp_dim", "pool_stride")
-        self.check_sizes("conv_kernel", "pool_window")
-        self.check_rates("dropout", "drop_path")
+        super().__post_init__()
         if self.pool_padding > self.pool_window // 2:
             raise ValueError(
                 f"pool_padding={self.pool_padding} is more than half of pool_window="
@@ -106,12 +108,13 @@ class CCXConfig(Sizes):
         return prod(self.map_size)
 
 
-#: Settings of a `model` section, with the paper's values; () follows from the image size. With a
-#: head_dim of 0 the heads share the width of a token.
-DEFAULTS = {
-    **{**mixer_config.DEFAULTS, "head_dim": 0},
-    **{"attention_dropout": 0.0, **defaults_of(CCXConfig)},
-}
+_MIXING = settings.keys_of(Mixing)
+_HEAD_DIM = dataclasses.replace(
+    _MIXING["head_dim"],
+    meaning="width of an attention head; 0: token width / heads",
+    low=0,
+    default=0,
+)
 
 
 class Tokenizer(nnx.Module):
@@ -208,7 +211,7 @@ def _config(
     embed_dim: int,
     attention_dropout: float,
     dropout: float,
-    **settings: Any,
+    **values: Any,
 ) -> CCXConfig:
     """A CCX's sizes. Raises ValueError for heads that do not divide the width they share."""
     if not head_dim:
@@ -218,12 +221,16 @@ def _config(
     fixed |= {"init": "normal", "project_one": True}
     fixed["attention_dropout"] = attention_dropout
     config = partial(CCXConfig, embed_dim=embed_dim, dropout=dropout)
-    return mixer_config.mixed(config, fixed, **settings)
+    return mixer_config.mixed(config, fixed, **values)
 
 
 FAMILY = mixer_config.family(
     name="ccx",
-    defaults=DEFAULTS,
+    keys={
+        "head_dim": _HEAD_DIM,
+        "attention_dropout": _MIXING["attention_dropout"],
+        **settings.keys_of(CCXConfig),
+    },
     variants=VARIANTS,
     default_variant="ccn",
     config=_config,

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Sizes, defaults_of
+from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -27,7 +27,7 @@ from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
 
-#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "cvt": {"mixer": "softmax", "head_dim": 64},
     "cvp": {"mixer": "performer"},
@@ -41,14 +41,16 @@ class CvXConfig(Sizes):
     """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width."""
 
     mixing: Mixing
-    stage_strides: tuple[int, ...] = ()
-    depths: tuple[int, ...] = (1, 1, 2)
-    embed_dim: int = 128
-    mlp_dim: int = 256
+    stage_strides: tuple[int, ...] = settings.stride(
+        (), "stride of each stage; empty: by the image size"
+    )
+    depths: tuple[int, ...] = settings.depths((1, 1, 2))
+    embed_dim: int = settings.width(128, "token width")
+    mlp_dim: int = settings.mlp_dim(256)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_stages("stage_strides")
-        self.check_sizes("embed_dim", "mlp_dim", "depths", "stage_strides")
         for map_size in self.map_sizes:
             self.mixing.check_tokens(prod(map_size))
 
@@ -59,10 +61,6 @@ class CvXConfig(Sizes):
         return tuple(
             conv_layers.map_size(self.image_size, strides[: i + 1]) for i in range(len(strides))
         )
-
-
-#: Settings of a `model` section, with the paper's values; () follows from the image size.
-DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(CvXConfig)}
 
 
 class ChannelNorm(layers.LayerNorm):
@@ -114,7 +112,7 @@ def _block(c: CvXConfig, map_size: tuple[int, int], key: Array) -> layers.Block:
     """x + mix(norm(x)), then x + FF(norm(x))."""
     mixer_key, ff_key = jax.random.split(key)
     d, m = c.embed_dim, c.mixing
-    if m.name == "softmax":
+    if m.mixer == "softmax":
         mixer = ConvAttention(m, map_size, d, mixer_key)
     else:
         mixer = mixers.build(m, prod(map_size), d, mixer_key)
@@ -155,7 +153,7 @@ class CvX(Network):
 
 FAMILY = mixer_config.family(
     name="cvx",
-    defaults=DEFAULTS,
+    keys=settings.keys_of(CvXConfig),
     variants=VARIANTS,
     default_variant="cvn",
     config=partial(mixer_config.mixed, CvXConfig, {}),

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import defaults_of
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -27,7 +26,7 @@ from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "levit": {"mixer": "softmax"},
     "levip": {"mixer": "performer"},
@@ -40,15 +39,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class LeViXConfig(stems.StemSizes):
     """Sizes of a LeViX."""
 
-    stem_channels: tuple[int, ...] = (32, 64)
+    stem_channels: tuple[int, ...] = settings.width(
+        (32, 64), "channels of the stem's convolutions but the last"
+    )
 
     def __post_init__(self) -> None:
         stems.check_stem(self.stem_widths, self.stem_strides)
         super().__post_init__()
-
-
-#: Settings of a `model` section, with the paper's values; () follows from the image size.
-DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(LeViXConfig)}
 
 
 class LeViTAttention(nnx.Module):
@@ -83,7 +80,7 @@ def _block(c: LeViXConfig, key: Array) -> layers.Block:
     """x + mix(x), then x + FF(x)."""
     mixer_key, ff_key = jax.random.split(key)
     m, d = c.mixing, c.embed_dim
-    attends = m.name == "softmax"
+    attends = m.mixer == "softmax"
     mixer = LeViTAttention(m, d, mixer_key) if attends else mixers.build(m, c.tokens, d, mixer_key)
     feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
     return layers.Block(d, mixer, feed_forward, norm=lambda dim, eps: lambda x_BTD: x_BTD)
@@ -108,7 +105,7 @@ class LeViX(Network):
 
 FAMILY = mixer_config.family(
     name="levix",
-    defaults=DEFAULTS,
+    keys=settings.keys_of(LeViXConfig),
     variants=VARIANTS,
     default_variant="levip",
     config=partial(mixer_config.mixed, LeViXConfig, {}),

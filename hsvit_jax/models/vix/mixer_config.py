@@ -5,27 +5,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hsvit_jax.models.family import Checked, Family, defaults_of, scaled
+from hsvit_jax.models import settings
+from hsvit_jax.models.family import Family, scaled
 
-#: The mixers.
-NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
+#: The mixers.
+NAMES = (*_ATTENTION, "fnet", "mlp_mixer")
 #: Iterations of the pseudo-inverse.
 PINV_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixing(Checked):
-    """A mixer's name and settings.
+class Mixing:
+    """A mixer's name and settings; an even `residual_kernel` has no middle.
 
     Attributes:
-        dropout: rate, of the output; linformer's of the weights.
-        one_kv_head: linformer's keys and values have one head for all heads of queries.
-        residual_kernel: odd length of nystrom's convolution of the values.
-        features: performer's random features; 0 for ⌊E·ln E⌋.
-        batch_coupling: performer and nystrom take their maxima for stability over the batch, as the
-            authors' code does, so that an example's output depends on the others; else over each
-            example.
+        rope: rotary positions in place of learned ones.
+        init: of its linear maps, see `layers.init_kernel`.
         project_one: softmax projects the output of a single head as wide as a token too, which the
             authors' ViT does not.
 
@@ -33,45 +29,59 @@ class Mixing(Checked):
         ValueError: the settings do not fit each other.
     """
 
-    name: str
-    heads: int = 4
-    head_dim: int = 32
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    mixer: str = settings.setting("softmax", "token mixer", choices=NAMES)
+    heads: int = settings.heads(4, when={"mixer": _ATTENTION})
+    head_dim: int = settings.width(32, "width of an attention head", when={"mixer": _ATTENTION})
+    dropout: float = settings.dropout(0.0)
+    attention_dropout: float = settings.attention_dropout(0.0, when={"mixer": ("softmax",)})
     rope: bool = False
-    projections: int = 64
-    one_kv_head: bool = True
-    landmarks: int = 64
-    residual_kernel: int = 33
-    features: int = 0
-    expansion: float = 1.0
-    batch_coupling: bool = False
+    projections: int = settings.width(
+        64, "Linformer's projected length", when={"mixer": ("linformer",)}
+    )
+    one_kv_head: bool = settings.setting(
+        True, "one key and value head in Linformer", when={"mixer": ("linformer",)}
+    )
+    landmarks: int = settings.width(64, "number of Nyström landmarks", when={"mixer": ("nystrom",)})
+    residual_kernel: int = settings.setting(
+        33,
+        "kernel size of Nyström's residual convolution",
+        low=1,
+        high=2**16 - 1,
+        odd=True,
+        when={"mixer": ("nystrom",)},
+    )
+    features: int = settings.width(
+        0,
+        "number of Performer's random features; 0: by the head's width",
+        low=0,
+        when={"mixer": ("performer",)},
+    )
+    expansion: float = settings.ratio(
+        1.0, "expansion ratio of MLP-Mixer", when={"mixer": ("mlp_mixer",)}
+    )
+    batch_coupling: bool = settings.setting(
+        False,
+        "stabilising maximum of Performer and Nyström over the batch, as the authors', rather "
+        "than over each image",
+        when={"mixer": ("performer", "nystrom")},
+    )
     init: str = "torch"
     project_one: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ValueError(f"unknown model.mixer {self.name!r}; choose one of {list(NAMES)}")
-        least = {"heads": 1, "head_dim": 1, "projections": 1, "landmarks": 1, "features": 0}
-        wrong = [name for name, low in least.items() if getattr(self, name) < low]
-        wrong += ["expansion"] * (self.expansion <= 0)
-        if wrong:
-            given = ", ".join(f"{name}={getattr(self, name)}" for name in wrong)
-            raise ValueError(f"a mixer's sizes must be positive; got {given}")
-        self.check_rates("dropout", "attention_dropout")
-        self.check_odd("residual_kernel")
-        if self.name == "performer" and not self.feature_count:
+        settings.check(self)
+        if self.mixer == "performer" and not self.feature_count:
             raise ValueError(
                 f"head_dim={self.head_dim} gives performer features=0: set model.features"
             )
-        if self.rope and self.name not in _ATTENTION:
+        if self.rope and self.mixer not in _ATTENTION:
             raise ValueError(
-                f"positions='rope' turns queries and keys, and mixer={self.name!r} has none: "
+                f"positions='rope' turns queries and keys, and mixer={self.mixer!r} has none: "
                 f"choose positions='learned', or a mixer of {list(_ATTENTION)}"
             )
         if self.rope and self.head_dim % 2:
             raise ValueError(f"positions='rope' turns pairs; got an odd head_dim={self.head_dim}")
-        if self.rope and self.name == "linformer" and self.one_kv_head:
+        if self.rope and self.mixer == "linformer" and self.one_kv_head:
             raise ValueError(
                 "positions='rope' turns each head's keys, and linformer has one_kv_head=True: "
                 "set model.one_kv_head=False"
@@ -90,21 +100,19 @@ class Mixing(Checked):
     def check_tokens(self, tokens: int) -> None:
         """Raises ValueError for more landmarks than tokens, and for a hidden layer over the tokens
         without a unit."""
-        if self.name == "mlp_mixer" and not scaled(tokens, self.expansion):
-            raise ValueError(
-                f"expansion={self.expansion} leaves mlp_mixer no hidden unit for {tokens} tokens: "
-                f"set model.expansion to at least {math.ceil(1000 / tokens) / 1000}"
-            )
-        if self.name == "nystrom" and self.landmarks > tokens:
+        if self.mixer == "mlp_mixer":
+            scaled(tokens, self.expansion)
+        if self.mixer == "nystrom" and self.landmarks > tokens:
             raise ValueError(
                 f"nystrom with landmarks={self.landmarks} needs at least as many tokens; there "
                 f"are {tokens}: lower model.landmarks, or use smaller patches or larger images"
             )
 
 
-_BY_FAMILY = ("attention_dropout", "rope", "expansion", "init", "project_one")
 #: What a `Mixing` reads, with the papers' values.
-DEFAULTS = {"mixer": "softmax", **defaults_of(Mixing, without=_BY_FAMILY)}
+KEYS = settings.keys_of(
+    Mixing, without=("attention_dropout", "rope", "expansion", "init", "project_one")
+)
 
 #: Settings that may differ within a named variant.
 _FREE = frozenset(
@@ -116,10 +124,10 @@ _FREE = frozenset(
 )
 
 
-def mixed(config: Callable[..., Any], fixed: Mapping[str, Any], /, **settings: Any) -> Any:
+def mixed(config: Callable[..., Any], fixed: Mapping[str, Any], /, **values: Any) -> Any:
     """A config with the mixer's settings as one `mixing`, in which the family fixes some."""
-    mixer = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in fixed}
-    rest = {key: value for key, value in settings.items() if key not in DEFAULTS}
+    mixer = {key: values[key] for key in KEYS if key not in fixed}
+    rest = {key: value for key, value in values.items() if key not in KEYS}
     return config(mixing=Mixing(**mixer, **fixed), **rest)
 
 
@@ -156,8 +164,9 @@ def _tokens(settings: Mapping[str, Any], strides: tuple[int, ...], patch: int) -
     return {"patch": patch} if "stem_strides" in settings else {}
 
 
-def family(*, defaults: Mapping[str, Any], **record: Any) -> Family:
+def family(*, keys: Mapping[str, settings.Key], **record: Any) -> Family:
     """The record of a family of the ViX paper's; what `_FREE` names tells no variants apart."""
-    named_by = tuple(key for key in defaults if key not in _FREE)
+    keys = {**KEYS, **keys}
+    named_by = tuple(key for key in keys if key not in _FREE)
     shared = {"named_by": named_by, "paper_recipe": "vix", "tiny": tiny, "digits": digits}
-    return Family(defaults=defaults, **shared, **record)
+    return Family(keys=keys, **shared, **record)

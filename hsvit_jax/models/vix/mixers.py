@@ -35,7 +35,7 @@ def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
         "fnet": FNet,
         "mlp_mixer": lambda: TokenMLP(m, tokens, key),
     }
-    return makers[m.name]()
+    return makers[m.mixer]()
 
 
 # --- Shared by the attentions --------------------------------------------------------------------

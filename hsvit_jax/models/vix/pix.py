@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix import mixer_config, stems, vix
@@ -27,7 +26,7 @@ Array = jax.Array
 
 _MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}
 
-#: Named variants (ViX paper, table 5) as they differ from `DEFAULTS`.
+#: Named variants (ViX paper, table 5) as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = _MIXERS | {
     f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()
 }
@@ -40,12 +39,12 @@ class PiXConfig(vix.ViXConfig):
     embed_dim is the first stage's; mixer and mlp_dim are the same in all.
     """
 
-    depths: tuple[int, ...] = (2, 2)
+    depths: tuple[int, ...] = settings.depths((2, 2))
 
     def __post_init__(self) -> None:
-        if not self.depths or min(self.depths) < 1:
+        if not self.depths:
             raise ValueError(f"every stage needs a block; got depths={self.depths}")
-        if self.mixing.name == "mlp_mixer":
+        if self.mixing.mixer == "mlp_mixer":
             raise ValueError("mixer='mlp_mixer' has no CLS token, which PiX classifies")
         super().__post_init__()
         for stage in self.stages:
@@ -59,13 +58,6 @@ class PiXConfig(vix.ViXConfig):
             size = conv_layers.map_size(self.map_size, (2,) * i)
             stages.append(Stage(depth, size, prod(size) + 1, self.embed_dim * 2**i))
         return tuple(stages)
-
-
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS = {
-    **{**mixer_config.DEFAULTS, "patch": 0},
-    **defaults_of(PiXConfig, without=("depth", "patch", "head_pool")),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +131,7 @@ class PiX(vix.ViX):
 
 FAMILY = mixer_config.family(
     name="pix",
-    defaults=DEFAULTS,
+    keys=settings.keys_of(PiXConfig, without=("depth", "head_pool"), patch=0),
     variants=VARIANTS,
     default_variant="hybrid_pin",
     config=partial(mixer_config.mixed, PiXConfig, {}),

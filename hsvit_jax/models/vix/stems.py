@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hsvit_jax.models import conv_layers
+from hsvit_jax.models import conv_layers, settings
 from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -26,14 +26,18 @@ class StemSizes(Sizes):
     """Sizes of a network of equal blocks, whose tokens are the pixels that a stem leaves."""
 
     mixing: Mixing
-    stem_channels: tuple[int, ...] = ()
-    stem_strides: tuple[int, ...] = ()
-    embed_dim: int = 128
-    depth: int = 4
-    mlp_dim: int = 256
+    stem_channels: tuple[int, ...] = settings.width(
+        (), "channels of the stem's convolutions but the last"
+    )
+    stem_strides: tuple[int, ...] = settings.stride(
+        (), "stride of the stem's convolutions; empty: by the image size"
+    )
+    embed_dim: int = settings.width(128, "token width")
+    depth: int = settings.depth(4, "blocks")
+    mlp_dim: int = settings.mlp_dim(256)
 
     def __post_init__(self) -> None:
-        self.check_sizes("embed_dim", "depth", "mlp_dim")
+        super().__post_init__()
         self.mixing.check_tokens(self.tokens)
 
     @property
@@ -68,9 +72,9 @@ class ConvStem(nnx.Module):
 
 def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
     """Raises ValueError for unequal numbers of widths and strides."""
-    if len(widths) != len(strides) or min(*widths, *strides) < 1:
+    if len(widths) != len(strides):
         raise ValueError(
-            "a stem needs one positive width and stride per convolution; got widths "
+            "a stem needs one width and stride per convolution; got widths "
             f"{tuple(widths)} (the last is model.embed_dim) and {key}={tuple(strides)}"
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixers
@@ -40,32 +40,28 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class T2TConfig(Sizes):
-    """Sizes of a T2T-ViT.
+    """Sizes of a T2T-ViT; the authors' published weights have a `qk_scale` of embed_dim^-0.5."""
 
-    Attributes:
-        token_layer: attention of the layers between the soft splits, 'performer' or 'softmax'.
-        token_dim: width of their tokens.
-        token_dropout: rate, of their attention's and feed-forward's output.
-        qk_scale: factor of the blocks' scores; 0 for (embed_dim/heads)^-0.5. The authors' published
-            weights were trained with embed_dim^-0.5.
-    """
-
-    token_layer: str = "performer"
-    token_dim: int = 64
-    token_dropout: float = 0.1
-    embed_dim: int = 384
-    depth: int = 14
-    heads: int = 6
-    mlp_ratio: float = 3.0
-    qkv_bias: bool = False
-    qk_scale: float = 0.0
-    drop_path: float = 0.1
+    token_layer: str = settings.setting(
+        "performer",
+        "attention of the layers that make tokens",
+        choices=("performer", "softmax"),
+    )
+    token_dim: int = settings.width(64, "token width in the layers that make tokens", low=2)
+    token_dropout: float = settings.rate(0.1, "dropout rate in the layers that make tokens")
+    embed_dim: int = settings.width(384, "token width")
+    depth: int = settings.depth(14, "blocks")
+    heads: int = settings.heads(6)
+    mlp_ratio: float = settings.mlp_ratio(3.0)
+    qkv_bias: bool = settings.qkv_bias(False)
+    qk_scale: float = settings.setting(
+        0.0, "factor of attention scores; 0: by the head's width", low=0.0, high=1.0
+    )
+    drop_path: float = settings.drop_path(0.1)
 
     def __post_init__(self) -> None:
-        self.check_sizes("depth", "hidden", token_dim=self.token_dim // 2)
-        self.check_choices(token_layer=("performer", "softmax"))
+        super().__post_init__()
         check_heads(self.embed_dim, self.heads)
-        self.check_rates("token_dropout", "drop_path")
 
     @property
     def hidden(self) -> int:

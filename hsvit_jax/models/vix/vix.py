@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import defaults_of, scaled
+from hsvit_jax.models import conv_layers, layers, settings
+from hsvit_jax.models.family import scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 
@@ -31,6 +31,7 @@ _MIXERS = {
     "mlp_mixer": {"mixer": "mlp_mixer"},
 }
 _HYBRID = {"stem_channels": (32, 64), "dropout": 0.0}
+_WITH_CLS = tuple(name for name in mixer_config.NAMES if name != "mlp_mixer")
 _ROPE = {"positions": "rope", "dropout": 0.0}
 _ROTARY = {
     "vit": _ROPE,
@@ -39,8 +40,8 @@ _ROTARY = {
     "vin": {**_ROPE, "embed_dropout": 0.5},
 }
 
-#: Named variants (ViX paper, tables 1, 2 and 6), as they differ from `DEFAULTS`. Dropout is that of
-#: the authors' scripts; the paper says there is none.
+#: Named variants (ViX paper, tables 1, 2 and 6), as they differ from the defaults. Dropout is that
+#: of the authors' scripts; the paper says there is none.
 VARIANTS: Mapping[str, Mapping[str, Any]] = (
     _MIXERS
     | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
@@ -55,25 +56,23 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
 
 @dataclasses.dataclass(frozen=True)
 class ViXConfig(stems.StemSizes):
-    """Sizes of a ViX.
+    """Sizes of a ViX; without stem_channels it has patches, and after a stem patches of 1."""
 
-    Attributes:
-        patch: side of a patch, 1 after a stem.
-        stem_channels: of the stem's convolutions but the last; () for patches.
-        head_pool: what is classified, the 'cls' token or the 'mean' of all tokens; mlp_mixer
-            classifies a mean in any case, of the normalised tokens.
-    """
-
-    patch: int = 1
-    embed_dropout: float = 0.0
-    head_pool: str = "cls"
+    mlp_dim: int = settings.mlp_dim(256, when={"mixer": _WITH_CLS})
+    patch: int = settings.patch(1, meaning="patch size in pixels; 0: by the image size", low=0)
+    embed_dropout: float = settings.rate(0.0, "dropout rate of the embedded tokens")
+    head_pool: str = settings.setting(
+        "cls",
+        "what is classified: the CLS token or the tokens' mean",
+        choices=("cls", "mean"),
+        when={"mixer": _WITH_CLS},
+    )
 
     def __post_init__(self) -> None:
-        self.check_rates("embed_dropout")
-        self.check_choices(head_pool=("cls", "mean"))
+        settings.check(self)
         if self.head_pool == "mean" and not self.cls:
             raise ValueError(
-                f"mixer={self.mixing.name!r} classifies the mean of its normalised tokens in any "
+                f"mixer={self.mixing.mixer!r} classifies the mean of its normalised tokens in any "
                 "case: leave out model.head_pool"
             )
         if self.stem_channels:
@@ -102,7 +101,7 @@ class ViXConfig(stems.StemSizes):
     @property
     def cls(self) -> bool:
         """Whether there is a CLS token."""
-        return self.mixing.name != "mlp_mixer"
+        return self.mixing.mixer != "mlp_mixer"
 
     @property
     def tokens(self) -> int:
@@ -112,15 +111,7 @@ class ViXConfig(stems.StemSizes):
     @property
     def position_table(self) -> bool:
         """Whether there are learned positions; the authors keep unused ones in two models."""
-        return self.cls and (not self.mixing.rope or self.mixing.name in ("softmax", "linformer"))
-
-
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS = {
-    **mixer_config.DEFAULTS,
-    **defaults_of(ViXConfig),
-    **{"patch": 0, "positions": "learned", "expansion": 1.0},
-}
+        return self.cls and (not self.mixing.rope or self.mixing.mixer in ("softmax", "linformer"))
 
 
 class Patches(nnx.Module):
@@ -190,19 +181,23 @@ class ViX(Network):
         return bound["head"](x_BTD)
 
 
-def _config(*, positions: str, expansion: float, **settings: Any) -> ViXConfig:
+def _config(*, positions: str, expansion: float, **values: Any) -> ViXConfig:
     """For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used."""
-    if positions not in ("learned", "rope"):
-        raise ValueError(f"unknown model.positions {positions!r}; choose learned or rope")
-    if settings["mixer"] == "mlp_mixer":
-        settings["mlp_dim"] = scaled(settings["embed_dim"], expansion)
+    if values["mixer"] == "mlp_mixer":
+        values["mlp_dim"] = scaled(values["embed_dim"], expansion)
     fixed = {"rope": positions == "rope", "expansion": expansion}
-    return mixer_config.mixed(ViXConfig, fixed, **settings)
+    return mixer_config.mixed(ViXConfig, fixed, **values)
 
 
 FAMILY = mixer_config.family(
     name="vix",
-    defaults=DEFAULTS,
+    keys={
+        **settings.keys_of(ViXConfig, patch=0),
+        "positions": settings.Key(
+            "positional encoding", kind=str, choices=("learned", "rope"), default="learned"
+        ),
+        "expansion": settings.keys_of(mixer_config.Mixing)["expansion"],
+    },
     variants=VARIANTS,
     default_variant="hybrid_vin",
     config=_config,

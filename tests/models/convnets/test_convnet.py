@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from support import hf_files, small_runs
 
 from hsvit_jax.models.convnets import convnet
@@ -54,42 +53,3 @@ def test_a_frozen_backbone_neither_learns_nor_counts():
     assert all(np.any(x) for x in jax.tree.leaves(learned["backbone"]))
     assert not np.array_equal(moved["backbone"]["stem"]["norm"]["mean"], 0)
     assert jax.tree.structure(moved) == jax.tree.structure(stats)
-
-
-@pytest.mark.parametrize(
-    ("family", "side"), [("resnet", 17), ("efficientnet", 32), ("mobilenet_v2", 17)]
-)
-def test_an_image_too_small_for_the_strides_says_so(family, side):
-    assert hf_files.network(family, size=(side, 64)).config.map_size == (1, 2)
-    with pytest.raises(ValueError, match=f"image of 64×{side - 1} pixels is too small for this"):
-        hf_files.network(family, size=(64, side - 1))
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
-        ("resnet", {"block": "wide"}, "unknown model.block 'wide'; choose one of"),
-        ("resnet", {"depths": (1, 2)}, "channels and a depth of at least 1 for each stage"),
-        ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; known: none"),
-        ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
-        ("resnet", {"channels": (2, 4, 8, 16)}, "channels in and 0 out"),
-        ("efficientnet", {"padding": "valid"}, r"unknown model.padding"),
-        ("efficientnet", {"strides": (1, 3, 2, 2, 1, 2, 1)}, r"strides must be 1 or 2.*\(1, 3, 2"),
-        ("efficientnet", {"kernels": (3, 3, 4, 3, 5, 5, 3)}, r"kernels odd; got .*\(3, 3, 4"),
-        (
-            *("efficientnet", {"in_channels": (32, 16, 24, 40, 80, 100, 192)}),
-            "what comes before it, 112; got 100",
-        ),
-        ("efficientnet", {"repeats": (1, 1)}, "one entry for each stage"),
-        ("efficientnet", {"drop_rate": 1.0}, r"drop_rate must be in \[0, 1\)"),
-        ("mobilenet_v2", {"width": 0}, "must be positive; got MobileNetV2Config"),
-        ("mobilenet_v2", {"output_stride": 12}, r"unknown model\.output_stride 12; choose one of"),
-        ("efficientnet", {"drop": "all"}, r"unknown model.drop"),
-        ("efficientnet", {"pooling": "sum"}, "unknown model.pooling 'sum'"),
-        ("mobilenet_v2", {"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
-        ("mobilenet_v2", {"padding": "valid"}, "unknown model.padding 'valid'"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(family, changes, message):
-    with pytest.raises(ValueError, match=message):
-        hf_files.network(family, size=(33, 40), **changes)

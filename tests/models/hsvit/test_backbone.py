@@ -12,7 +12,7 @@ from hsvit_jax.models.hsvit import backbone
 
 
 def settings(variant, **changes):
-    own = {**backbone.DEFAULTS, **backbone.VARIANTS[variant], **changes}
+    own = {**backbone.FAMILY.defaults, **backbone.VARIANTS[variant], **changes}
     return {"family": "hsvit_backbone", "dtype": "float32", **own}
 
 
@@ -148,30 +148,6 @@ def test_the_backbone_s_settings_from_the_command_line():
         config_lib.get_config("backbone:resnet50", "model.backbone_settings.depts=1,1")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": 48}, "2048 channel tokens of the backbone cannot split into groups=48"),
-        ({"embed_dim": 12}, "embed_dim=12 is not divisible by heads=8"),
-        ({"votes": "none"}, r"votes .*one of \('equal', 'learned'\)"),
-        ({"trunk": "split"}, r"trunk .*one of \('replicated', 'sharded'\)"),
-        ({"dropout": 1.5}, r"dropout must be in \[0, 1\); got 1.5"),
-        ({"depth": 0}, "sizes must be positive"),
-        ({"groups": 0, "votes": "learned"}, "without attention groups there is no vote"),
-        ({"backbone": "vgg16"}, "'vgg16'; it begins with one of resnet, efficientnet"),
-        ({"backbone": "efficientnet_b0"}, "family efficientnet, which does not agree with the key"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        built("resnet50", (64, 64), 5, **changes)
-
-
 def test_unknown_variants_of_a_backbone_are_told():
     with pytest.raises(ValueError, match=r"unknown model.backbone 'resnet20'; resnet has 18, 34"):
         backbone.backbone_settings("resnet20")
-
-
-def test_an_image_too_small_for_the_backbone_says_so():
-    with pytest.raises(ValueError, match="image of 16×64 pixels is too small for this network"):
-        built("resnet18", (16, 64), 5)

@@ -118,31 +118,12 @@ def test_the_shortcut_adds_what_was_there():
 def test_norms_are_what_they_are_called():
     stats = {
         (sope, daff): dhvt.DHVT(dataclasses.replace(SMALL, sope_norm=sope, daff_norm=daff))
-        for sope in dhvt.NORMS
-        for daff in dhvt.NORMS
+        for sope in ("batch", "layer")
+        for daff in ("batch", "layer")
     }
     for (sope, daff), model in stats.items():
         _, found = model.init_shapes()
         assert ("embedding" in found, "encoder" in found) == (sope == "batch", daff == "batch")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch": 3}, "8×12 pixels cannot be cut into patches of patch=3"),
-        ({"image_size": (12, 12), "patch": 6}, "patch must be 2, 4, 8 or 16; got patch=6"),
-        ({"heads": 3}, r"embed_dim=8.*heads=3.* 1, 2, 4, 8"),
-        ({"drop_path": -0.1}, r"drop_path must be in \[0, 1\); got -0.1"),
-        ({"sope_norm": "group"}, "unknown model.sope_norm 'group'; choose one of .*'batch'"),
-        ({"daff_norm": "none"}, "unknown model.daff_norm 'none'"),
-        ({"feed_forward": "mlp"}, "unknown model.feed_forward 'mlp'; choose one of .*'daff'"),
-        ({"embed_dim": 4, "image_size": (16, 16), "patch": 16}, "embed_dim=4 is too narrow"),
-        ({"depth": 0}, "sizes must be positive"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SMALL, **changes)
 
 
 def test_a_representation_is_the_classifier_s_input():

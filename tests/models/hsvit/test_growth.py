@@ -11,8 +11,9 @@ from support import small_runs
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import models
+from hsvit_jax.models.family import misfits
 from hsvit_jax.models.hsvit import hsvit
-from hsvit_jax.weights import grow
+from hsvit_jax.weights import adapt
 
 SMALL = small_runs.HSVIT
 LARGER = {
@@ -36,7 +37,7 @@ def pair(name):
     new = dataclasses.replace(old, **then, votes="learned")
     small, large = network(old), network(new)
     values = small_runs.made_up_values(small)
-    return small, values, large, grow.grow(*values, small, large, jax.random.key(1))
+    return small, values, large, large.grown(*values, small, jax.random.key(1))
 
 
 IMAGES = np.random.default_rng(3).normal(size=(6, 4, 8, 1)).astype(np.float32)
@@ -93,14 +94,14 @@ def test_growing_again_keeps_the_learned_votes():
     vote = np.array([0.5, 0.2, 0.1, -0.1], np.float32)
     params = {**params, "groups": {**params["groups"], "vote": vote}}
     larger = network(dataclasses.replace(large.config, conv_channels=(2, 12), groups=6))
-    grown = grow.grow(params, stats, large, larger, jax.random.key(4))
+    grown = larger.grown(params, stats, large, jax.random.key(4))
     np.testing.assert_array_equal(grown[0]["groups"]["vote"], [*vote, 0, 0])
     answers_agree(program(large)((params, stats)), program(larger)(grown))
 
 
 def test_what_cannot_be_grown_says_why():
     elsewhere = {"trunk": "sharded", "dropout": 0.0, "group_dropout": 0.1}
-    grow.check(SMALL, dataclasses.replace(SMALL, **elsewhere))
+    adapt.check(SMALL, dataclasses.replace(SMALL, **elsewhere))
     three = {"conv_channels": (2, 4, 4), "conv_kernels": (3,) * 3, "pool_strides": (2, 1, 1)}
     for changes, message in (
         ({"depth": 2}, "depth: checkpoint 1, config 2"),
@@ -114,10 +115,10 @@ def test_what_cannot_be_grown_says_why():
     ):
         new = network(dataclasses.replace(SMALL, **{"votes": "learned", **changes}))
         with pytest.raises(ValueError, match=message):
-            grow.check(SMALL, new.config)
+            adapt.check(SMALL, new.config)
     conv_only = dataclasses.replace(SMALL, groups=0)
     with pytest.raises(ValueError, match="more channels in the last block change the answers"):
-        grow.check(conv_only, dataclasses.replace(conv_only, conv_channels=(2, 8)))
+        adapt.check(conv_only, dataclasses.replace(conv_only, conv_channels=(2, 8)))
 
 
 def test_rates_of_dropout_may_differ_inside_a_mixer_and_a_backbone():
@@ -135,14 +136,14 @@ def test_rates_of_dropout_may_differ_inside_a_mixer_and_a_backbone():
             record.sizes(settings | changes, image_size=(64, 64), channels=3, num_classes=5)
             for changes in ({}, rate, size)
         )
-        assert old != new and not grow.misfits(old, new)
+        assert old != new and not misfits(old, new)
         place = "" if family == "hsvit_backbone" else "mixing."
-        assert grow.misfits(old, other)[0].startswith(place + next(iter(size)))
+        assert misfits(old, other)[0].startswith(place + next(iter(size)))
 
 
 def test_towers_do_not_become_fewer():
     config = dataclasses.replace(SMALL, towers=2)
-    assert "which are fewer" in grow.misfits(config, SMALL)[0]
+    assert "which are fewer" in misfits(config, SMALL)[0]
 
 
 # --- Learned votes -------------------------------------------------------------------------------
