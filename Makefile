@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web test-ray test-onnx test-gpu test-cuda test-tpu lint docs clean
+.PHONY: quickstart test test-promises test-slow test-web test-ray test-onnx test-gpu test-cuda test-tpu lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
@@ -12,6 +12,10 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray and not cuda and not tpu"
+
+# The files and tests that the table of tests/README.md names.
+test-promises: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 2 --dist worksteal $$(sed -n 's/.*| `\(tests[^`]*\)` |$$/\1/p' tests/README.md)
 
 # Gradients as a real run compiles them, where XLA's optimisations have lost one; they take twice as
 # long to compile so.

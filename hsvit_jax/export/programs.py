@@ -51,23 +51,23 @@ class Program:
     groups: tuple[int, ...] = ()
 
     def shapes(self, batch: Any) -> list[jax.ShapeDtypeStruct]:
-        """The inputs' shapes for a batch, which may be symbolic."""
+        """Returns the inputs' shapes for a batch, which may be symbolic."""
         return [
             jax.ShapeDtypeStruct((batch, *shape) if shape else (), dtype)
             for shape, dtype in self.inputs.values()
         ]
 
     def closed(self, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The function with its weights as constants."""
+        """Computes the function with its weights as constants."""
         return self.function(self.trees, *inputs)
 
     def flops(self) -> int:
-        """FLOPs that are computed for one image: 2 for each multiply-add."""
+        """Returns the FLOPs for one image: 2 for each multiply-add."""
         return 2 * costs.by_module(self.function, self.trees, *self.shapes(1)).total()
 
 
 def whole(stored: Stored, name: str) -> list[Program]:
-    """The network as one program, which averages over the views of eval.tta as `predict` does."""
+    """Returns the network as one program, averaged over the views of eval.tta as by `predict`."""
     model, normalise = stored.model, _normalise(stored)
 
     def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,7 +90,7 @@ def whole(stored: Stored, name: str) -> list[Program]:
 
 
 def in_parts(stored: Stored, count: int) -> list[Program]:
-    """A program for each of `count` parts, and the head's.
+    """Returns a program for each of `count` parts, and the head's.
 
     Raises:
       ValueError: the network cannot be cut so.

@@ -136,13 +136,15 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 def _occlusion(
     classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
 ) -> list[np.ndarray | None]:
-    """The fall of the predicted class's probability for each covered part, (R, R): by two cells of
-    the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2.
+    """Returns how far the predicted class's probability falls by each covered part, (R, R).
+
+    Two cells are covered by the data's mean color. Source: Zeiler and Fergus, arXiv 1311.2901,
+    section 4.2.
 
     None for the images at the end, if a batch more would take longer than `_SECONDS`.
     """
     height, width = images_NHWC.shape[1:3]
-    colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
+    color = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
 
     def cells(length: int) -> list[slice]:
         starts = (np.arange(_ROWS) - 0.5) * length / _ROWS
@@ -156,7 +158,7 @@ def _occlusion(
             break
         covered = np.repeat(images_NHWC[first : first + at_once], len(places), 0)
         for one, place in zip(covered, itertools.cycle(places), strict=False):
-            one[place] = colour
+            one[place] = color
         logits = classifier.logits(covered, batch).astype(np.float64)
         p_NPK = special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
         for p_K, p_PK in zip(p_NK[first:], p_NPK, strict=False):
@@ -177,7 +179,7 @@ def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int
 def _augmented(
     config: ml_collections.ConfigDict, part: data.Split
 ) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
-    """Some training images, and each in a few batches of the recipe."""
+    """Returns some training images, and each in a few batches of the recipe."""
     if config.init.cache or not step.augment_settings(config).active():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))

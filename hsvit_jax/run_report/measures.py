@@ -55,7 +55,7 @@ class Calibration(NamedTuple):
 
 
 def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
-    """Precision, recall and F1 of each class with Wilson intervals.
+    """Returns precision, recall and F1 of each class with Wilson intervals.
 
     F1 is 2J/(1 + J) of the proportion J = right / (right + wrongly named + missed), and so are the
     ends of its interval.
@@ -74,7 +74,7 @@ def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
 
 
 def proportion(right: int, total: int) -> Measure | None:
-    """right / total with its Wilson interval; None of nothing."""
+    """Returns right / total with its Wilson interval; None of nothing."""
     return Measure(right / total, *artifacts.wilson(right, total)) if total else None
 
 
@@ -110,7 +110,7 @@ def fit_temperature(logits_NK: np.ndarray, labels_N: np.ndarray) -> float:
 
 
 def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-    """The most frequent (images, true class, predicted class) of wrong predictions."""
+    """Returns the most frequent (images, true class, predicted class) of wrong predictions."""
     pairs_N2 = np.argwhere(confusion_KK)  # few of the cells of many classes
     pairs_N2 = pairs_N2[pairs_N2[:, 0] != pairs_N2[:, 1]]
     counts_N = confusion_KK[tuple(pairs_N2.T)]
@@ -130,7 +130,7 @@ def confusion_table(confusion_KK: np.ndarray, names: Sequence[str], most: int = 
 
 
 def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Sequence[np.ndarray]:
-    """Indices of the `most` most wrong images, and of the least sure of the others.
+    """Returns indices of the `most` most wrong images, and of the least sure of the others.
 
     Most wrong: the prediction's probability exceeds the true class's by most. Least sure: the two
     highest probabilities are closest, and differ by less than a half.

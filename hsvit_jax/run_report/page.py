@@ -103,9 +103,9 @@ def _heat(heat_RR: np.ndarray) -> np.ndarray:
     """Returns red where the probability falls, blue where it rises, and clear elsewhere."""
     strength_RR = heat_RR / max(np.abs(heat_RR).max(), 1e-6)
     red, blue = np.array([255, 32, 0]), np.array([0, 96, 255])
-    colour = np.where(strength_RR[..., None] > 0, red, blue)
+    color = np.where(strength_RR[..., None] > 0, red, blue)
     alpha = np.round(190 * np.abs(strength_RR))[..., None]
-    return np.concatenate([colour, alpha], -1).astype(np.uint8)
+    return np.concatenate([color, alpha], -1).astype(np.uint8)
 
 
 def _data_uri(pixels: np.ndarray) -> str:

@@ -92,8 +92,10 @@ class Batcher:
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch, of images whose requests still wait; it fills three quarters of its size,
-        as on a CPU padding is all loss."""
+        """Takes the next batch, of images whose requests still wait.
+
+        It fills three quarters of its size, as on a CPU padding is all loss.
+        """
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
         count = min(len(self._queue), self.sizes[-1])
@@ -127,7 +129,7 @@ class Batcher:
     def _elect(
         self, ballot: Ballot, lost_of: list[frozenset[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Class probabilities (B, K), and the groups that voted on each image (B,)."""
+        """Returns class probabilities (B, K), and the groups that voted on each image (B,)."""
         parts = self.voters.parts
         answered_P = np.array([taken is not None for taken in ballot.milliseconds_P])
         voted_PB = np.repeat(answered_P[:, None], len(lost_of), 1)
@@ -137,7 +139,7 @@ class Batcher:
         return self.network.elect(parts, ballot.cls_VPBD, voted_PB), groups_P @ voted_PB
 
     def alone(self, answer: Answer) -> np.ndarray:
-        """Class probabilities (P, K) of each part's vote alone on an answer's image."""
+        """Returns class probabilities (P, K) of each part's vote alone on an answer's image."""
         parts = self.voters.parts
         one_VP1D = answer.ballot.cls_VPBD[:, :, answer.index : answer.index + 1]
         cls_VPPD = np.repeat(one_VP1D, len(parts), 2)
@@ -145,12 +147,12 @@ class Batcher:
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Powers of four below `largest`, and `largest`: few programs to compile."""
+    """Returns powers of four below `largest`, and `largest`: few programs to compile."""
     return [*(1 << i for i in range(0, (largest - 1).bit_length(), 2)), largest]
 
 
 def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:
-    """Numbers of parts, as in '0,3'.
+    """Returns numbers of parts, as in '0,3'.
 
     Raises:
       ValueError: they are no such numbers, or all parts.

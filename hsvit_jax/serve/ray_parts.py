@@ -166,7 +166,7 @@ class RayParts:
         return Ballot(cls_VPBD, taken_P)
 
     async def _ask(self, handle: Any, images_BHWC: np.ndarray) -> tuple[np.ndarray, float] | None:
-        """A part's answer and its milliseconds; None of one that died."""
+        """Returns a part's answer and its milliseconds; None of one that died."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
@@ -192,8 +192,7 @@ def _delete(names: Iterable[str]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises ValueError for a cluster's host:port that nobody listens at: Ray would ask again
-    without end."""
+    """Raises ValueError where nobody listens at a cluster's address: Ray would ask without end."""
     if address in ("", "auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")

@@ -57,7 +57,7 @@ class Voters(Protocol):
     parts: tuple[Part, ...]
 
     async def vote(self, images_BHWC: np.ndarray) -> Ballot:
-        """The parts' votes on uint8 images of the network's size."""
+        """Returns the parts' votes on uint8 images of the network's size."""
 
 
 def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[Part, ...]:

@@ -186,27 +186,33 @@ def _load(
         for name, tensor in tensors.items()
     }
     network = _at_sizes(network, shapes, tensors)
-    larger = shapes(network.resized(num_classes=network.config.num_classes + 1))
-    classifier = {key for key, shape in shapes(network).items() if larger[key] != shape}
-    if fresh_classifier:
-        missing = {key: shapes(network)[key] for key in classifier - tensors.keys()}
-        tensors |= {key: np.zeros(shape, np.float32) for key, shape in missing.items()}
+    missing = shapes(network).keys() - tensors.keys()
+    headless = bool(missing) and missing <= _classifier(network, shapes)
+    if headless and fresh_classifier:
+        tensors |= {key: np.zeros(shapes(network)[key], np.float32) for key in missing}
     _check_settings(layout, network.config, "" if family == wanted else "backbone_settings.")
     try:
         params, stats = table.load(tensors, network)
     except Misfits as misfits:
         problems = [(kind, names.get(key, key), figures) for kind, key, figures in misfits.problems]
-        absent = {key for kind, key, _ in misfits.problems if kind == "missing"}
         hint = ". It has no classifier: init.classifier=new starts with a fresh one"
         raise ValueError(
             f"{len(problems)} tensors, named as in {layout.library}, do not fit this {family} "
-            f"network; nothing was loaded: {listed(problems)}{hint if absent == classifier else ''}"
+            f"network; nothing was loaded: {listed(problems)}{hint if headless else ''}"
         ) from None
     return params, stats, network, layout.library + (layout.note and f" ({layout.note})")
 
 
+def _classifier(network: Network, shapes: Callable[[Network], Shapes]) -> set[str]:
+    """Returns the keys whose shapes depend on the number of classes."""
+    larger = shapes(network.resized(num_classes=network.config.num_classes + 1))
+    return {key for key, shape in shapes(network).items() if larger[key] != shape}
+
+
 def _at_sizes(network: Network, shapes: Callable[[Network], Shapes], tensors: Tensors) -> Network:
     """Returns the network with the classes and image channels that the tensors' shapes have."""
+    if all(x.shape == shapes(network)[key] for key, x in tensors.items() if key in shapes(network)):
+        return network
     for name in ("num_classes", "image_channels"):
         now = getattr(network.config, name)
         ours, larger = shapes(network), shapes(network.resized(**{name: now + 1}))

@@ -1,141 +1,48 @@
-"""Every family alike: published sizes and costs, training over devices, masks of dropout."""
+"""Every family alike, as its record has it: published sizes and costs, training over devices, masks
+of dropout, and a table of tensors.
+"""
 
 import csv
+import math
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import small_runs, vix_files
+from support import small_runs, state_dicts, torch_files
 
 from hsvit_jax import mesh, models
 from hsvit_jax.models import costs
 
-#: Family → image size and settings of a network that compiles quickly, whose sizes differ where
-#: they can, with dropout wherever it has any. HSViT's and its backbones' are in tests of their own.
-SMALL = {
-    "vix": ((6, 9), {"patch": 3, "depth": 1, "dropout": 0.2, "embed_dropout": 0.2}),
-    "levix": ((6, 9), {"stem_channels": (5,), "stem_strides": (2, 1), "depth": 1, "dropout": 0.2}),
-    "ccx": (
-        (4, 5),
-        {"heads": 2, "depth": 1, "attention_dropout": 0.2, "dropout": 0.2, "drop_path": 0.5},
-    ),
-    "cvx": ((6, 7), {"depths": (1,), "stage_strides": (2,), "dropout": 0.2}),
-    "pix": ((4, 6), {"depths": (1, 1), "patch": 1, "dropout": 0.2, "embed_dropout": 0.2}),
-    "hvt": (
-        (12, 20),
-        {
-            **{"patch": 4, "heads": 2, "head_dim": 3, "depth": 2, "stage_depth": 2},
-            **{"mlp_ratio": 2.0, "drop_path": 0.5},
-        },
-    ),
-    "deit": (
-        (12, 20),
-        {"patch": 4, "heads": 2, "head_dim": 3, "depth": 2, "mlp_ratio": 2.0, "drop_path": 0.5},
-    ),
-    "dhvt": (
-        (8, 12),
-        {
-            **{"patch": 4, "heads": 2, "embed_dim": 8, "depth": 2, "mlp_ratio": 2.0},
-            "drop_path": 0.5,
-        },
-    ),
-    "vit": (
-        (8, 8),
-        {
-            **{"patch": 4, "heads": 2, "head_dim": 4, "depth": 1, "mlp_dim": 12},
-            **{"dropout": 0.2, "attention_dropout": 0.3},
-        },
-    ),
-    "mobilevit": (
-        (32, 48),
-        {
-            **{"channels": (4, 4, 4, 4, 4, 4, 5), "widths": (4, 4, 4), "heads": 2},
-            **{"expand_ratio": 2.0, "dropout": 0.1, "attention_dropout": 0.2, "head_dropout": 0.1},
-        },
-    ),
-    "swiftformer": (
-        (16, 12),
-        {
-            **{"depths": (1, 2), "widths": (6, 10), "downsamples": (True,)},
-            **{"drop_path": 0.3, "dropout": 0.1, "conv_drop_path": 0.3},
-        },
-    ),
-    "cvt": (
-        (16, 12),
-        {
-            **{"patches": (4, 3), "strides": (4, 2), "paddings": (2, 1), "widths": (4, 6)},
-            **{"heads": (1, 3), "depths": (1, 2), "mlp_ratios": (2.0, 2.0), "kernels": (3, 3)},
-            **{"qkv_bias": (True, False), "query_paddings": (1, 1), "key_paddings": (1, 1)},
-            **{"key_strides": (2, 2), "dropouts": (0.1, 0.0), "attention_dropouts": (0.0, 0.2)},
-            "drop_paths": (0.0, 0.3),
-        },
-    ),
-    "efficientformer": (
-        (16, 12),
-        {
-            **{"depths": (1, 2), "widths": (6, 10), "downsamples": (True,), "heads": 2},
-            **{"key_dim": 3, "attention_ratio": 2.0, "drop_path": 0.3, "dropout": 0.1},
-        },
-    ),
-    "swin": (
-        (12, 16),
-        {
-            **{"patch": 2, "widths": (4, 8), "depths": (2, 1), "heads": (1, 2)},
-            **{"windows": (2, 2), "drop_path": 0.5},
-        },
-    ),
-    "t2t": ((32, 48), {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}),
-    "efficientvit": (
-        (48, 32),
-        {
-            **{"depths": (1, 1), "widths": (8, 16), "heads": (1, 2), "key_dims": (3, 4)},
-            **{"windows": (7, 7), "downsamples": (False, True), "head_dropout": 0.3},
-        },
-    ),
-    "fastvit": (
-        (24, 16),
-        {
-            **{"depths": (1, 1), "widths": (6, 96), "mlp_ratios": (2.0, 0.5)},
-            **{"mixers": ("repmixer", "attention"), "position_kernels": (0, 3)},
-            **{"downsamples": (False, True), "squeezes": (False, True), "top_ratio": 1.0},
-            **{"drop_path": 0.3, "dropout": 0.1, "head_dropout": 0.1, "layer_scale": 0.5},
-        },
-    ),
-    "smt": (
-        (16, 24),
-        {
-            **{"depths": (1, 1), "widths": (6, 8), "modulated": (True, False), "heads": (0, 2)},
-            **{"modulation_heads": (2, 0), "mlp_ratios": (2.0, 2.0), "layer_scale": 0.5},
-            **{"drop_path": 0.3, "dropout": 0.1, "attention_dropout": 0.2},
-        },
-    ),
-    "resnet": (
-        (17, 20),
-        {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)},
-    ),
-    "efficientnet": ((32, 32), {"dropout": 0.3, "drop_rate": 0.3}),
-    "mobilenet_v2": ((32, 32), {"dropout": 0.3}),
-}
+SIZE = (32, 48)
 #: Of another one's parts; run by the longer suite.
-SLOW_MASKS = {"deit", "mobilevit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
-SLOW_MASKS |= {"efficientvit", "fastvit", "smt"}
+SLOW_MASKS = {"deit", "mobilevit", "pix", "cvx", "levix", "mobilenet_v2", "swin", "hsvit_backbone"}
+SLOW_MASKS |= {"efficientvit", "fastvit", "smt", "t2t", "efficientformer", "swiftformer", "cvt"}
 FAST_BFLOAT16 = {"vix", "hvt", "dhvt", "swin"}
-SLOW_DEVICES = set(SMALL) - {"vix", "hvt", "resnet"}
+FAST_DEVICES = {"vix", "hvt", "resnet"}
 
 
 def small(name, **changes):
-    """The small network of a family."""
-    size, settings = SMALL[name]
+    """A network of the family's default variant at a smoke run's sizes, with every dropout."""
     family = models.FAMILIES[name]
-    if name in ("efficientnet", "mobilenet_v2"):
-        own = family.settings()
-        own |= family.tiny(own)
-    else:
-        own = vix_files.small(name) if "mixer" in family.defaults else family.settings()
-    settings = {**own, **settings, **changes, "dtype": "float32"}
-    return models.build(settings, image_size=size, channels=3, num_classes=5)
+    settings = {**family.settings(), "dtype": "float32"}
+    for key, value in family.tiny(settings).items():
+        section, _, key = key.rpartition(".")
+        if section:
+            settings[section] = {**settings[section], key: value}
+        else:
+            settings[key] = value
+    for key, value in settings.items():
+        if "drop" in key and isinstance(value, float | tuple):
+            settings[key] = (0.25,) * len(value) if isinstance(value, tuple) else 0.25
+    return models.build({**settings, **changes}, image_size=SIZE, channels=3, num_classes=5)
+
+
+def of_families(fast, *without):
+    """All families but some as parameters, those that are not `fast` for the longer suite."""
+    names = [name for name in models.FAMILIES if name not in without]
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in fast)) for n in names]
 
 
 def published(golden_dir):
@@ -174,9 +81,7 @@ def test_parameters_and_costs_are_the_published_ones(golden_dir, family, slow):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_DEVICES)) for n in SMALL]
-)
+@pytest.mark.parametrize("name", of_families(FAST_DEVICES))
 def test_training_over_devices(name):
     """Logits, gradients and statistics of a batch on two devices are those on one, with the same
     masks; in float64, because small batches' norms amplify rounding."""
@@ -198,7 +103,10 @@ def test_training_over_devices(name):
     with jax.enable_x64(True):
         one, many = (
             results(apply)
-            for apply in (network.apply, mesh.spread(network, mesh.make(1, 2, groups=0)))
+            for apply in (
+                network.apply,
+                mesh.spread(network, mesh.make(1, 2, groups=network.group_axis_limit)),
+            )
         )
     one, many, stats = jax.device_get((one, many, stats))
     largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
@@ -208,10 +116,7 @@ def test_training_over_devices(name):
     assert all(jax.tree.leaves(changed))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_MASKS)) for n in SMALL if n != "resnet"],
-)
+@pytest.mark.parametrize("name", of_families({*models.FAMILIES} - SLOW_MASKS, "resnet", "resnext"))
 def test_masks_follow_key_and_example(name):
     network = small(name)
     params, stats = small_runs.made_up_values(network)
@@ -230,12 +135,11 @@ def test_masks_follow_key_and_example(name):
     assert np.abs(first - run(images, ids + 1, jax.random.key(3))).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST_BFLOAT16)) for n in SMALL]
-)
+@pytest.mark.parametrize("name", of_families(FAST_BFLOAT16))
 def test_bfloat16_computes_narrow(name):
-    """Every product is of bfloat16 numbers, but those of a Performer's features."""
-    network = small(name)
+    """Every product is of bfloat16 numbers, but those of Performers and Nyström."""
+    mixer = {"mixer": "softmax"} if "mixer" in models.FAMILIES[name].defaults else {}
+    network = small(name, **mixer)
     trees = network.init_shapes()
     images = jax.ShapeDtypeStruct((2, *network.config.image_size, 3), jnp.float32)
     narrow = type(network)(network.config, jnp.bfloat16)
@@ -244,3 +148,45 @@ def test_bfloat16_computes_narrow(name):
     product = re.compile(r"stablehlo\.(dot_general|convolution)\b")
     lines = [line for line in program.as_text().splitlines() if product.search(line)]
     assert lines and (name == "t2t" or all("xbf16>" in line for line in lines))
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_every_tensor_has_its_place(name):
+    """Names differ, shapes are those of the network's arrays, and each array is filled once."""
+    network = small(name)
+    entries = torch_files.listing(name, network)
+    tensors = state_dicts.drawn({entry.key: entry.shape for entry in entries})
+    assert len(tensors) == len(entries)
+    trees = torch_files.load(name, tensors, network)
+    wanted = jax.eval_shape(network.init, jax.random.key(0))
+    assert network.init_shapes() == wanted
+    assert jax.tree.map(np.shape, trees) == jax.tree.map(np.shape, wanted)
+    ours = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(trees)])
+    theirs = np.concatenate([tensor.ravel() for tensor in tensors.values()])
+    np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))
+
+
+def test_settings_of_every_variant_have_its_name():
+    for name, variant in models.VARIANTS:
+        family = models.FAMILIES[name]
+        settings = family.settings(variant)
+        found = family.variant_of(settings, (224, 224))
+        same = family.settings(found) | {"variant": variant}
+        assert found == variant or same == settings
+    assert family.variant_of({**settings, "backbone": "resnet"}, (224, 224)) == "custom"
+
+
+def test_what_the_reference_does_not_know_is_told():
+    network = small("dhvt", feed_forward="ffn", sope=False)
+    with pytest.raises(ValueError, match=r"the reference's network has no \w+\.[\w.]+: choose"):
+        torch_files.listing("dhvt", network)
+
+
+def test_a_table_s_notation():
+    """Taken-over words, parts of one array, axes of length 1, and a kernel's reversed axes."""
+    network = small("vit")
+    shapes = {entry.key: entry.shape for entry in torch_files.listing("vit", network)}
+    assert shapes["vit.encoder.layer.1.attention.attention.key.weight"] == (16, 16)
+    assert shapes["vit.encoder.layer.0.intermediate.dense.weight"] == (32, 16)
+    assert shapes["vit.embeddings.cls_token"] == (1, 1, 16)
+    assert math.prod(shapes["vit.embeddings.patch_embeddings.projection.weight"]) == 16 * 48

@@ -1,7 +1,6 @@
 """EfficientFormer: exact sizes and costs, its pool and biases by formula, and masks."""
 
 import numpy as np
-import pytest
 from support import hf_files
 
 from hsvit_jax.models.conv_transformers import efficientformer
@@ -15,18 +14,3 @@ def test_offsets_of_a_map_that_is_not_square():
 
 def test_where_tokens_lie():
     assert hf_files.network("efficientformer", size=(64, 96)).grid(6) == (0, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("family", "side", "changes", "message"),
-    [
-        ("efficientformer", 16, {}, r"map of 1×1 is too small"),
-        ("efficientformer", 64, {"activation": "gleu"}, r"unknown activation 'gleu'"),
-        ("swiftformer", 8, {}, r"map of 1×1 is too small .* larger data.image_size"),
-        ("mobilevit", 16, {}, r"map of 1×1 is too small .* use a larger"),
-        ("cvt", 3, {}, "map of 1×1 is too small"),
-    ],
-)
-def test_images_and_settings_that_do_not_fit_are_told(family, side, changes, message):
-    with pytest.raises(ValueError, match=message):
-        hf_files.network(family, size=(side, side), **changes)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from support import hf_files, small_runs
 
 from hsvit_jax.models.convnets import convnet
@@ -54,29 +53,3 @@ def test_a_frozen_backbone_neither_learns_nor_counts():
     assert all(np.any(x) for x in jax.tree.leaves(learned["backbone"]))
     assert not np.array_equal(moved["backbone"]["stem"]["norm"]["mean"], 0)
     assert jax.tree.structure(moved) == jax.tree.structure(stats)
-
-
-@pytest.mark.parametrize(
-    ("family", "side"), [("resnet", 17), ("efficientnet", 32), ("mobilenet_v2", 17)]
-)
-def test_an_image_too_small_for_the_strides_says_so(family, side):
-    assert hf_files.network(family, size=(side, 64)).config.map_size == (1, 2)
-    with pytest.raises(ValueError, match=f"image of 64×{side - 1} pixels is too small for this"):
-        hf_files.network(family, size=(64, side - 1))
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
-        ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; known: none"),
-        ("resnet", {"channels": (2, 4, 8, 16)}, "channels in and 0 out"),
-        (
-            *("efficientnet", {"in_channels": (32, 16, 24, 40, 80, 100, 192)}),
-            "what comes before it, 112; got 100",
-        ),
-        ("efficientnet", {"repeats": (1, 1)}, "one entry for each stage"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(family, changes, message):
-    with pytest.raises(ValueError, match=message):
-        hf_files.network(family, size=(33, 40), **changes)

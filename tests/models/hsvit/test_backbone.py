@@ -148,26 +148,6 @@ def test_the_backbone_s_settings_from_the_command_line():
         config_lib.get_config("backbone:resnet50", "model.backbone_settings.depts=1,1")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": 48}, "2048 channel tokens cannot split into groups=48"),
-        ({"embed_dim": 12}, "embed_dim=12 is not divisible by heads=8"),
-        ({"groups": 0, "trunk": "sharded"}, "without attention groups trunk"),
-        ({"backbone": "vgg16"}, "'vgg16'; it begins with one of resnet, efficientnet"),
-        ({"backbone": "efficientnet_b0"}, "family efficientnet, which does not agree with the key"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        built("resnet50", (64, 64), 5, **changes)
-
-
 def test_unknown_variants_of_a_backbone_are_told():
     with pytest.raises(ValueError, match=r"unknown model.backbone 'resnet20'; resnet has 18, 34"):
         backbone.backbone_settings("resnet20")
-
-
-def test_an_image_too_small_for_the_backbone_says_so():
-    with pytest.raises(ValueError, match="image of 16×64 pixels is too small for this network"):
-        built("resnet18", (16, 64), 5)

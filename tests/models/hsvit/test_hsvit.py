@@ -307,39 +307,6 @@ def test_initial_values_are_the_reference_s():
 # --- What does not fit ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pool_strides": (2,)}, r"one entry per block.*\(2,\)"),
-        ({"conv_channels": (), "conv_kernels": (), "pool_strides": ()}, "one entry per block"),
-        ({"conv_kernels": (0, 3)}, "must be odd"),
-        ({"conv_kernels": (3, 0)}, r"must equal embed_dim=22; got 6×10"),
-        ({"groups": 4}, r"15 channel tokens.*groups=4.*divisor of 15: 1, 3, 5, 15"),
-        ({"depth": 0}, "depth of at least 1"),
-        ({"heads": 3}, r"embed_dim=22.*heads=3.*1, 2, 11, 22"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        small(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "size", "message"),
-    [
-        ({"family": "vgg"}, 32, r"unknown model.family 'vgg': .*known: hsvit, .* more"),
-        ({"dtype": "float16"}, 32, "unknown model.dtype 'float16'"),
-        ({"variant": "c9"}, 32, "unknown model.variant 'c9'"),
-        ({"ablation": "attention_only"}, 32, "must equal embed_dim=64"),
-    ],
-)
-def test_settings_that_do_not_fit_say_so(changes, size, message):
-    with pytest.raises(ValueError, match=message):
-        models.build(
-            {**settings("c2a2"), **changes}, image_size=(size, size), channels=3, num_classes=10
-        )
-
-
 def test_images_that_do_not_fit_are_refused():
     """Of another size, and raw ones, whose numbers an integer network would be computed in."""
     model = small()

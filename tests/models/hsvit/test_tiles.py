@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import numpy as np
-import pytest
 from support import small_runs
 
 from hsvit_jax.models import costs as model_costs
@@ -51,18 +50,3 @@ def test_costs_are_of_a_tile():
         costs.Cost("towers", n, data=1, group=8, batch=1).forward_flops for n in (network, whole)
     )
     assert tiled < 0.4 * dense
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tiles": (3, 2)}, r"16 rows of pixels cannot be cut into tiles=\(3, 2\), 3 rows"),
-        ({"tiles": (2, 5)}, r"16 columns of pixels .* choose a divisor of 16: 1, 2, 4, 8, 16"),
-        ({"towers": 2}, r"towers=2 cannot see the 4 tiles .* multiple of 4"),
-        ({"towers": 1}, "towers=1 cannot see the 4 tiles"),
-        ({"tiles": (2,)}, "a number of rows and one of columns"),
-    ],
-)
-def test_tiles_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIG, **changes)

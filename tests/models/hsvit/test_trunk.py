@@ -67,8 +67,3 @@ def test_the_plan_knows_it():
         "data", hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)), data=1, group=1, batch=1
     )
     assert dense.depthwise_flops == (0, 0) and dense.forward_flops > cost.forward_flops
-
-
-def test_it_needs_convolutions():
-    with pytest.raises(ValueError, match="nothing can be separable"):
-        dataclasses.replace(CONFIG, conv_kernels=(3, 0), image_size=(2, 3), pool_strides=(1, 1))

@@ -27,19 +27,3 @@ def test_the_schedule_follows_the_image():
         == (9,) * 12
     )
     assert hf_files.network("deit", "s", (32, 32), patch=4).config.retained == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"retained": (9,) * 12, "flops_share": 0.5}, r"retained=\(9, .*flops_share=0.5 both"),
-        ({"retained": (9, 8)}, r"depth=12 blocks; got 2: \(9, 8\)"),
-        ({"retained": (66,) * 12}, r"retained\[0\]=66 must be from 1 to 65"),
-        ({"retained": (9, 10) + (1,) * 10}, r"retained\[1\]=10 must be from 1 to 9"),
-        ({"flops_share": 0.01}, r"flops_share=0.01 cannot be reached.*the least is 0\.\d+"),
-        ({"patch": 5}, "32×32 pixels cannot be cut into patches of patch=5"),
-    ],
-)
-def test_settings_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        hf_files.network("deit", "s", (32, 32), **{"patch": 4, **changes})

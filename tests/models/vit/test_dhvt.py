@@ -126,20 +126,6 @@ def test_norms_are_what_they_are_called():
         assert ("embedding" in found, "encoder" in found) == (sope == "batch", daff == "batch")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch": 3}, "8×12 pixels cannot be cut into patches of patch=3"),
-        ({"image_size": (12, 12), "patch": 6}, "patch must be 2, 4, 8 or 16; got patch=6"),
-        ({"heads": 3}, r"embed_dim=8.*heads=3.* 1, 2, 4, 8"),
-        ({"embed_dim": 4, "image_size": (16, 16), "patch": 16}, "embed_dim=4 is too narrow"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SMALL, **changes)
-
-
 def test_a_representation_is_the_classifier_s_input():
     """The reference's `representation_size`: a linear map and a tanh between CLS and logits."""
     settings = {"embed_dim": 8, "heads": 2, "depth": 2, "representation": 6, "dtype": "float32"}

@@ -41,19 +41,6 @@ def test_lengths_of_the_sequence(changes, lengths):
     assert positions == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch": 8}, "12×20 pixels cannot be cut into patches of patch=8"),
-        ({"stage_depth": 1, "depth": 4}, r"1 tokens after block 3 are fewer than pool_window=3"),
-        ({"pool_dims": 2, "pool_window": 2}, "odd in 2-D; got 2"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SMALL, **changes)
-
-
 def test_the_default_patch_leaves_tokens_for_four_poolings():
     sides = {224: 16, 384: 16, 160: 16, 112: 16, 64: 8, 100: 4, 32: 4, 28: 4, 8: 1, 7: 1, 4: 1}
     assert {side: hvt.default_patch((side, side)) for side in sides} == sides
