@@ -23,7 +23,7 @@ def frozen_parts(freeze: str) -> frozenset[str]:
     return frozenset(word.strip() for word in freeze.split(",") if word.strip())
 
 
-def refuse_random(config: ml_collections.ConfigDict) -> None:
+def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
     trained, or leave a setting of the start unused."""
     init = config.init

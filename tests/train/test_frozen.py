@@ -76,7 +76,7 @@ def test_parts_are_named(stored_weights):
 
 def test_random_weights_are_not_frozen(monkeypatch, tmp_path):
     """Said before the data is read; where nothing starts from scratch, nothing is refused."""
-    message = r"random weights.*--config\.init\.from=PATH, or .* with --config\.init\.freeze="
+    message = r"init\.freeze=trunk would need trained weights: .*--config\.init\.from=PATH"
     config = config_for("", "trunk")
     run = train.prepare(config, dataset=DATASET)  # as a plan or a benchmark needs it
     with pytest.raises(ValueError, match=message):
