@@ -11,6 +11,7 @@ from hsvit_jax import cli, get_config
 from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.settings import ON
 
 DOCS = Path(__file__).resolve().parent
 #: Room of the package → the rooms it may import: the table that tests hold.
@@ -85,7 +86,7 @@ def _keys() -> list[str]:
         default = _shown(strong[name])
         if _shown(paper[name]) != default:
             default += f" ({_shown(paper[name])})"
-        lines.append(f"| `{name}` | {key.meaning} | {_values(key)} | {default} |")
+        lines.append(f"| `{name}` | {_meaning(key)} | {_values(key)} | {default} |")
     return lines
 
 
@@ -94,7 +95,7 @@ def _model_keys() -> list[str]:
     rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for name, family in FAMILIES.items():
         for leaf, key in family.keys.items():
-            row = rows.setdefault((leaf, key.meaning, _values(key)), {})
+            row = rows.setdefault((leaf, _meaning(key), _values(key)), {})
             row.setdefault(_shown(family.settings()[leaf]), []).append(name)
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
     for leaf, key in schema.OF_MODELS.items():
@@ -104,6 +105,18 @@ def _model_keys() -> list[str]:
         defaults = ", ".join(f"{value} ({', '.join(who)})" for value, who in readers.items())
         lines.append(f"| `model.{leaf}` | {meaning} | {values} | {defaults} |")
     return lines
+
+
+def _meaning(key: schema.Key) -> str:
+    """What a key means, and the settings without which it has no effect, for a cell of a table."""
+    needed = (
+        " or ".join(
+            f"`{name}`" if wanted is ON else f"`{name}={'` or `'.join(map(schema.shown, wanted))}`"
+            for name, wanted in condition.items()
+        )
+        for condition in key.when
+    )
+    return key.meaning + "".join(f"; only with {text}" for text in needed)
 
 
 def _values(key: schema.Key) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, models
 from hsvit_jax.config import schema
+from hsvit_jax.models.settings import declared
 
 
 @functools.cache
@@ -92,6 +93,16 @@ def test_a_value_that_does_not_fit_is_refused(family, path):
             config_lib.override(configuration(family), wrong)
     for value in edges(key):
         assert key.fits(value) and key.parse(schema.shown(value)) == value, value
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_config_of_python_refuses_it_too(family):
+    record = models.FAMILIES[family]
+    config = record.sizes(record.settings(), image_size=(64, 64), channels=3, num_classes=10)
+    for part in filter(dataclasses.is_dataclass, (config, *vars(config).values())):
+        for name, key in declared(type(part)).items():
+            with pytest.raises(ValueError, match=rf"^{name} must be .*; got "):
+                dataclasses.replace(part, **{name: wrong_values(key)[0]})
 
 
 def outside(wanted, key):

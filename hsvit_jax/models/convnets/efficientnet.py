@@ -83,6 +83,7 @@ class EfficientNetConfig(InvertedConfig):
     )
 
     def __post_init__(self) -> None:
+        settings.check(self)
         stages = {key: getattr(self, key) for key in _STAGE_KEYS}
         if len({len(v) for v in stages.values()}) > 1 or not self.repeats:
             raise ValueError(f"an EfficientNet needs one entry for each stage; got {stages}")

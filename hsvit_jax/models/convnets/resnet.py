@@ -69,6 +69,7 @@ class ResNetConfig(ConvNetConfig):
     zero_init: bool = False
 
     def __post_init__(self) -> None:
+        settings.check(self)
         if len(self.channels) != len(self.depths) or not self.depths:
             raise ValueError(
                 "a ResNet needs channels and a depth for each stage; got "

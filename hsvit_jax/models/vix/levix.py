@@ -44,8 +44,8 @@ class LeViXConfig(stems.StemSizes):
     )
 
     def __post_init__(self) -> None:
-        stems.check_stem(self.stem_widths, self.stem_strides)
         super().__post_init__()
+        stems.check_stem(self.stem_widths, self.stem_strides)
 
 
 class LeViTAttention(nnx.Module):
