@@ -14,6 +14,7 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
     """
     if argv is None:
         signals.prepare_process()  # first: Ctrl-C may come during the imports
+        cpu.check_address_space()
         cpu.use_huge_pages()
     cpu.prepare()  # before jax is imported
     from hsvit_jax import cli, commands

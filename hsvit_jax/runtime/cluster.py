@@ -5,6 +5,7 @@ job of one task and a single TPU VM stay as they are. Where the others are is fo
 `jax.distributed.initialize` itself.
 """
 
+import contextlib
 import ctypes
 import glob
 import importlib.util
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -141,15 +143,14 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", recoverable)
-    others = f"process 0 at {job.address}" if job.address and job.index else "the others"
-    patience = threading.Timer(10, print, [f"{job} waits for {others}"], {"file": sys.stderr})
-    late = (
-        f"{job} waited {timeout:.0f} s for {others}: start all, each with a number of its own in "
-    )
-    late += "--distributed=host:port,n,i, or give --distributed=off if this process is alone"
+    patience = threading.Timer(10, _say_waiting, [job])
+    late = f"{job} waited {timeout:.0f} s for the others: start all, "
+    late += "each with a number of its own in --distributed=host:port,n,i, or give "
+    late += "--distributed=off if this process is alone"
     end = threading.Timer(timeout, _end, [watchdog.EXIT_CODE, late])
     patience.daemon = end.daemon = True
     patience.start()
+    joined = threading.Event()
 
     def leave() -> None:
         stopped = signals.Interrupted(stop.signum, 0)
@@ -159,7 +160,12 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
     try:
         with stop:  # jax waits in a call that hears no signal
-            if job.address and not job.index:
+            if job.address and job.index:  # jax waits for ever if a stranger has its port
+                refusal = threading.Thread(target=_await_refusal, args=(job.address, joined))
+                refusal.daemon = True
+                refusal.start()
+                _wait_for(job.address, timeout)
+            elif job.address:
                 _check_free(job)
             end.start()
             jax.distributed.initialize(
@@ -184,6 +190,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     finally:
         patience.cancel()
         end.cancel()
+        joined.set()
     job = job._replace(count=coordination.count(), index=coordination.index())
     if job.count == 1:
         jax.distributed.shutdown()
@@ -206,6 +213,11 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     coordination.meet(coordination.listening() - listened)
 
 
+def _say_waiting(job: Job) -> None:
+    what = f"process 0 at {job.address}" if job.address and job.index else "the other processes"
+    print(f"{job} waits for {what}", file=sys.stderr, flush=True)
+
+
 def _end(code: int, text: str) -> None:
     """Ends this process at once, as its main thread may be in a call of jax that would abort."""
     print(text, file=sys.stderr, flush=True)
@@ -219,6 +231,25 @@ def _on_abort(signum: int) -> None:
     os._exit(watchdog.EXIT_CODE)
 
 
+def _wait_for(address: str, timeout: float) -> None:
+    """Tries the port of process 0 until it answers: jax would abort without an exception."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                _end(
+                    watchdog.EXIT_CODE,
+                    f"process 0 does not answer at {address} after {timeout:.0f} s "
+                    f"({error.strerror or error}): is it running, is this its address, and is the "
+                    "port open?",
+                )
+            time.sleep(0.2)
+
+
 def _check_free(job: Job) -> None:
     """Raises ValueError for a port in use: jax would abort, or join another job."""
     port = int(job.address.rpartition(":")[2])
@@ -227,7 +258,35 @@ def _check_free(job: Job) -> None:
         try:
             probe.bind(("", port))
         except OSError as error:
+            _report_refusal(job)
             raise ValueError(
                 f"process 0 cannot listen on port {port} ({error.strerror}): choose another port "
                 "in --distributed=host:port,n,i, or set JAX_COORDINATOR_PORT"
             ) from error
+
+
+def _report_port(address: str) -> tuple[str, int, bytes]:
+    """(host, port, message) by which process 0 reports that the port of `address` is taken."""
+    host, _, port = address.rpartition(":")
+    message = f"hsvit_jax: no port {port}".encode()
+    return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1), message
+
+
+def _report_refusal(job: Job) -> None:
+    """Reports to the other processes on the next port, unless that is taken or closed too."""
+    _, port, message = _report_port(job.address)
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(OSError), socket.create_server(("", port)) as server:
+        for _ in range(job.count - 1):
+            server.settimeout(max(deadline - time.monotonic(), 0.01))
+            with server.accept()[0] as other:
+                other.sendall(message)
+
+
+def _await_refusal(address: str, joined: threading.Event) -> None:
+    """Ends this process when process 0 reports that it cannot listen, until the job is joined."""
+    host, port, message = _report_port(address)
+    while not joined.wait(0.5):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 2) as other:
+            if other.recv(64) == message:
+                _end(1, f"process 0 cannot listen at {address}, as it says itself")

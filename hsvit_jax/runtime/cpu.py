@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,23 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
+# Bytes that jax, its threads and the libraries beside it map at the least, of two cores.
+_LEAST_ADDRESSES = 9 << 28
+
+
+def check_address_space() -> None:
+    """Ends (1), after a line on stderr, under a limit that libraries would abort at."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        print(
+            f"the limit of this process's address space (ulimit -v) is {limit >> 20:,} MiB, and "
+            f"jax maps {_LEAST_ADDRESSES >> 20:,} and more, most of them unused: raise it, or "
+            "bound the memory by a control group instead",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
+
+
 def prepare() -> None:
     """Sets up threads and malloc for the CPU back end, before jax is imported.
 
@@ -21,13 +39,23 @@ def prepare() -> None:
     NPROC threads, which must be at least twice the devices. And glibc is set to keep freed memory:
     XLA allocates its buffers anew every step, and giving the pages back each time costs more than
     some of the layers computed in them.
+
+    Raises:
+        SystemExit: code 2, after a line on stderr, for a JAX_NUM_CPU_DEVICES that is no number.
     """
     forced = re.search(
         r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
-    devices = forced[1] if forced else os.environ.get("JAX_NUM_CPU_DEVICES", "")
-    if devices.isdecimal() and int(devices) > 1:
-        os.environ.setdefault("NPROC", str(2 * int(devices)))
+    named = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
+    if not named.isdecimal():  # jax's import would end in a traceback
+        print(
+            f"JAX_NUM_CPU_DEVICES={named!r} is no whole number: unset it, or give one",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    devices = int(forced[1]) if forced else int(named)
+    if devices > 1:
+        os.environ.setdefault("NPROC", str(2 * devices))
     if sys.platform == "linux":
         try:
             mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Memory checks: refuses a network or step that needs more memory than the devices have."""
+"""Memory checks: refuses a network or batch that needs more memory than the devices have."""
 
 import contextlib
 import math
@@ -16,6 +16,10 @@ import numpy as np
 _MEMINFO = Path("/proc/meminfo")
 #: This process's control groups, and where their limits are.
 _OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+#: More values than a network keeps for a pixel of an image, but for the largest.
+_VALUES_PER_PIXEL = 1000
+#: Programs need less than their shapes say where operations are fused, hardly by this factor.
+_MARGIN = 2
 
 
 def available() -> float:
@@ -47,9 +51,10 @@ def _limits() -> Iterator[float]:
 
 
 def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
-    """Raises ValueError for a network far beyond the memory of the job, before data is read.
+    """Raises ValueError for a network, or a batch for it, far beyond the memory of the job.
 
-    A device may hold only a shard of the arrays, so the memory of all devices is added up.
+    Estimated from shapes, before data is read. A device may hold only a shard of the arrays, so
+    the memory of all devices is added up.
     """
     params, _ = model.init_shapes()
     sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(p)) for name, p in params.items()}
@@ -62,6 +67,42 @@ def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
         memory,
         f"training {config.model.variant} with its {sum(sizes.values()):,} parameters",
         "make the network smaller",
+    )
+    # Else tracing is not worth its seconds.
+    if 4 * math.prod(_images(config)) * _VALUES_PER_PIXEL > memory:
+        _refuse(_saved_bytes(config, model) / _MARGIN, memory, *_step_text(config))
+
+
+def _images(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+    """The shape of the images whose gradient a training step computes at a time."""
+    part = config.train.batch // config.train.accumulate
+    return part, *config.data.image_size, config.data.channels
+
+
+def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
+    """Bytes that a training step keeps from the forward for the backward pass, by their shapes."""
+    params, stats = model.init_shapes()
+
+    def saved(params: dict, stats: dict, images: jax.Array, key: jax.Array) -> Any:
+        def logits(params: dict) -> jax.Array:
+            return model.apply(params, stats, images, train=True, dropout_key=key)[0]
+
+        return jax.vjp(logits, params)[1]
+
+    images = jax.ShapeDtypeStruct(_images(config), np.float32)
+    kept = jax.eval_shape(saved, params, stats, images, jax.eval_shape(jax.random.key, 0))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
+    """A training step as the subject of a sentence, and what makes it smaller."""
+    size = "×".join(map(str, config.data.image_size))
+    given = config.data.name.startswith("given=")
+    key = "image_size= of hsvit_jax.from_examples" if given else "data.image_size"
+    return (
+        f"a training step of {config.train.batch} images of {size} pixels",
+        f"lower train.batch or {key}, raise train.accumulate, make the network smaller or "
+        "add devices",
     )
 
 
@@ -79,14 +120,7 @@ def check_step(program: Any, config: ml_collections.ConfigDict, devices: int) ->
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     need = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
     sharing = devices if jax.default_backend() == "cpu" else 1
-    size = "×".join(map(str, config.data.image_size))
-    _refuse(
-        sharing * need,
-        available(),
-        f"a training step of {config.train.batch} images of {size} pixels",
-        "lower train.batch or data.image_size, raise train.accumulate, make the network smaller "
-        "or add devices",
-    )
+    _refuse(sharing * need, available(), *_step_text(config))
 
 
 def _refuse(need: float, memory: float, what: str, fix: str) -> None:

@@ -107,3 +107,16 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
     assert process.wait(100) == 42, shown
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert checkpoint.load_tree(tmp_path / "run", "latest")[0] == json.loads(rows[-1])["step"]
+
+
+def test_a_limit_of_addresses_below_what_libraries_map_is_told_at_once():
+    """They abort (134, 139) or, as OpenBLAS does, send the signal of Ctrl-C (130)."""
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh", *COMMAND, "eval", "run"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "(ulimit -v) is 976 MiB, and jax maps 2,304 and more" in done.stderr

@@ -4,6 +4,7 @@ import fcntl
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -207,6 +208,18 @@ def test_a_process_that_is_late_is_waited_for(tmp_path, job):
     ends = job(tmp_path / "run", settings, count=2, devices=2, twist=("late", 1, 40), flags=flags)
     assert [code for code, _ in ends] == [0, 0], ends
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_refused_port_is_told_to_all(tmp_path, job):
+    """A stranger has it, and answers."""
+    with socket.create_server(("", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        ends = job(tmp_path / "run", GROUPS, count=2, devices=2, port=port)
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert f"process 0 cannot listen on port {port} (Address already in use)" in ends[0][1]
+    assert f"process 0 cannot listen at 127.0.0.1:{port}, as it says itself\n" in ends[1][1]
+    assert not any("Traceback" in errors for _, errors in ends)
 
 
 @pytest.mark.slow

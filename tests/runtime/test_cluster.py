@@ -3,9 +3,12 @@ but ports that do not answer. Real processes: test_processes.py."""
 
 import contextlib
 import socket
+import subprocess
+import sys
+import threading
 
 import pytest
-from support.processes import free_port, script
+from support.processes import environment, free_port, script
 
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.train import loop
@@ -136,6 +139,16 @@ def untouched(monkeypatch):
     monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
 
 
+def test_a_process_0_that_does_not_answer(untouched, monkeypatch, capfd):
+    monkeypatch.setattr(cluster.os, "_exit", sys.exit)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(SystemExit, match="75"):
+            cluster.start(cluster.Job(address, 2, 1, scheduler="deactivate"), timeout=0.0)
+    assert f"process 0 does not answer at {address} after 0 s" in capfd.readouterr().err
+
+
 def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
     def devices():
         raise RuntimeError("[enforce fail at third_party/gloo/gloo/transport/tcp/device.cc:99]")
@@ -179,22 +192,23 @@ def test_tasks_of_slurm_find_each_other(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("index", "timeout", "code", "told"),
+    ("timeout", "code", "told"),
     [
-        (0, 1.0, 75, "process 0 of 2 waited 1 s for the others: start all"),
-        (1, 1.0, 75, "process 1 of 2 waited 1 s for process 0 at 127.0.0.1:"),
-        (0, 50.0, 42, "stopped by SIGTERM before the other processes came"),
+        (1.0, 75, "process 0 of 2 waited 1 s for the others: start all"),
+        (50.0, 42, "stopped by SIGTERM before the other processes came"),
     ],
 )
-def test_a_job_that_does_not_become_complete(index, timeout, code, told):
-    """A process ends by itself, and at a signal while jax waits in C++."""
-    job = f'cluster.Job("127.0.0.1:{free_port()}", 2, {index}, scheduler="deactivate")'
+def test_a_job_that_does_not_become_complete(timeout, code, told):
+    """Its process 0 ends by itself, and at a signal while jax waits in C++."""
+    address = f"127.0.0.1:{free_port()}"
+    start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout={timeout})"
     signalled = "import os, threading; threading.Timer(5, os.kill, [os.getpid(), 15]).start()"
-    start = f"cluster.start({job}, timeout={timeout})"
-    with script(f"{signalled}; from hsvit_jax.runtime import cluster; {start}") as process:
-        errors = process.communicate(timeout=45)[1]
-    assert process.returncode == code, errors
-    assert told in errors
+    words = f"{signalled}; from hsvit_jax.runtime import cluster; {start}"
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=45
+    )
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
 
 
 def test_an_abort_by_jax_ends_as_a_stall_does():
@@ -212,11 +226,22 @@ def test_an_abort_by_jax_ends_as_a_stall_does():
     assert errors == "jax has ended this process, as it says above: start all again\n"
 
 
-def test_a_port_that_is_taken(untouched):
-    with socket.create_server(("", 0)) as stranger:
-        port = stranger.getsockname()[1]
+def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
+    """By a stranger, who answers: process 0 tells process 1, which would wait for five minutes."""
+    ended, codes = threading.Event(), []
+    monkeypatch.setattr(cluster.os, "_exit", lambda code: (codes.append(code), ended.set()))
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        other = threading.Thread(target=cluster._await_refusal, args=(address, ended))
+        other.start()
         with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
-            cluster.start(cluster.Job(f"127.0.0.1:{port}", 2, 0))
+            cluster.start(cluster.Job(address, 2, 0))
+        other.join(60)
+    assert codes == [1]
+    assert capfd.readouterr().err == f"process 0 cannot listen at {address}, as it says itself\n"
 
 
 def test_nobody_is_past_the_step_at_which_all_stop():

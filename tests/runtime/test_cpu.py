@@ -62,3 +62,12 @@ def test_every_program_is_known(program, monkeypatch, words):
     with pytest.raises(SystemExit, match="prepared"):
         main.main()
     assert program.became == [(sys.executable, [sys.executable, *words.split(), "a"])]
+
+
+@pytest.mark.parametrize("number", ["", "abc", "2.0"])
+def test_a_number_of_devices_that_is_none_is_named(monkeypatch, capsys, number):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", number)
+    with pytest.raises(SystemExit) as ended:
+        cpu.prepare()
+    assert ended.value.code == 2
+    assert f"JAX_NUM_CPU_DEVICES={number!r} is no whole number" in capsys.readouterr().err

@@ -9,19 +9,35 @@ import pytest
 from support.small_runs import small_config, small_dataset
 
 from hsvit_jax import main, train
+from hsvit_jax.models import costs
 from hsvit_jax.runtime import memory
 
 
-def test_an_absurd_network_ends_at_once(capfd, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("model.embed_dim=65536",), "training c2a2 with its 137,448,722,546 parameters needs"),
+        (("data.image_size=8192", "train.batch=64"), "step of 64 images of 8192×8192 pixels needs"),
+        (("data.image_size=2048", "train.batch=1048576"), "step of 1048576 images of 2048×2048"),
+    ],
+)
+def test_absurd_sizes_end_at_once(settings, message, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 64.0 * 2**30)
     prepare = importlib.import_module("hsvit_jax.train.prepare")
     monkeypatch.setattr(prepare, "load_data", lambda *_, **__: pytest.fail("data was read"))
-    words = ["--config=c2a2:digits,tiny", "--config.model.embed_dim=65536"]
+    words = [f"--config.{setting}" for setting in settings]
     folder = tmp_path / "run"
-    assert main.main(["main", *words, f"--workdir={folder}"]) == 1
+    assert main.main(["main", "--config=c2a2:digits,tiny", *words, f"--workdir={folder}"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1 and not folder.exists()
-    assert "its 137,448,722,546 parameters needs" in err and "and there are 64: " in err
+    assert message in err and "and there are 64: " in err
+
+
+def test_the_estimate_is_below_what_the_compiled_step_needs():
+    config = train.prepare(small_config(), dataset=small_dataset()).config
+    model = train.build_model(config)
+    estimate = memory._saved_bytes(config, model) / memory._MARGIN
+    assert 0.05 < estimate / costs.training_bytes(model, config.train.batch) < 1
 
 
 def test_a_compiled_step_is_held_against_its_device(monkeypatch):
