@@ -10,6 +10,7 @@ import re
 import secrets
 import stat
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -187,19 +188,33 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def _find_fonts(figure: Any) -> None:
-    """Adds installed fonts that have characters which Matplotlib's own lacks."""
+    """Adds the fonts that have the characters of a figure; escapes what no installed one has."""
     from matplotlib import font_manager
     from matplotlib.text import Text
 
-    manager, texts, families = font_manager.fontManager, figure.findobj(Text), []
+    manager, texts, fonts = font_manager.fontManager, figure.findobj(Text), {}
     lacking = {c for text in texts for c in text.get_text()} - {"\n"}
     lacking -= _characters(manager.findfont(font_manager.FontProperties()))
-    for font in manager.ttflist if lacking else ():
-        if "Last Resort" not in font.name and lacking & _characters(font.fname):
-            families.append(font.name)
-            lacking -= _characters(font.fname)
+    if lacking:
+        new = {*font_manager.findSystemFonts()} - {font.fname for font in manager.ttflist}
+        for path in new:  # since Matplotlib has listed them
+            with contextlib.suppress(Exception):  # it raises many kinds for a font it cannot use
+                manager.addfont(path)
+        real = [font for font in manager.ttflist if "Last Resort" not in font.name]
+        fonts = {font.name: lacking & _characters(font.fname) for font in real}
+    families = sorted(filter(fonts.get, fonts), key=lambda name: -len(fonts[name]))
     for text in texts:
         text.set(usetex=False, family=[*text.get_family(), *families])
+    if not (lacking := lacking.difference(*fonts.values())):
+        return
+    table = {ord(c): c.encode("unicode_escape").decode() for c in lacking}
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+        names = [text.get_text() for text in axis.get_ticklabels()]
+        if lacking & {*"".join(names)}:  # the axis sets them again as it is drawn
+            axis.set_ticklabels([name.translate(table) for name in names])
+    for text in texts:
+        text.set_text(text.get_text().translate(table))
+    _warn_of_fonts()
 
 
 @functools.cache
@@ -208,6 +223,15 @@ def _characters(font: str) -> frozenset[str]:
     from matplotlib.font_manager import get_font
 
     return frozenset(map(chr, get_font(font).get_charmap()))
+
+
+@functools.cache  # once
+def _warn_of_fonts() -> None:
+    warnings.warn(
+        "names in pictures hold characters that no installed font has, and are escaped there: "
+        "install a font that has them, such as Noto Sans CJK for Chinese",
+        stacklevel=2,
+    )
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

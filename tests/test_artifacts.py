@@ -49,10 +49,48 @@ def test_figures_take_no_text_for_tex(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_a_name_is_drawn_by_a_font_that_has_its_characters(monkeypatch, tmp_path):
+def drawn(names, path):
+    """A figure with names where figures have them, saved; its texts as they are drawn."""
+    figure = artifacts.figure(4, 3)
+    figure.suptitle(" ".join(names), parse_math=False)
+    axes = figure.subplots()
+    axes.set_xticks(range(len(names)), names, parse_math=False)
+    (line,) = axes.plot([0, 1])
+    artifacts.legend(figure, {name: line for name in names})
+    artifacts.save_figure(figure, path)
+    ticks = [text.get_text() for text in axes.get_xticklabels()]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ticks
+    assert figure.get_suptitle().replace("\n", " ") == " ".join(ticks)
+    return ticks
+
+
+@pytest.fixture
+def fonts(monkeypatch):
+    """The fonts that Matplotlib lists and those of the system, which are none; a list to add to."""
+    from matplotlib import font_manager
+
+    found = []
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
+    own = [font for font in font_manager.fontManager.ttflist if "mpl-data" in font.fname]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    artifacts._warn_of_fonts.cache_clear()
+    return found
+
+
+def test_a_name_without_a_font_is_escaped_with_one_warning(fonts, tmp_path):
+    with pytest.warns(UserWarning, match="no installed font has, and are escaped") as told:
+        for _ in range(2):
+            assert drawn(["\u732b", "na\u00efve", "$5"], tmp_path / "a.png") == [
+                *("\\u732b", "na\u00efve", "$5")
+            ]
+    assert len(told) == 1
+
+
+def test_a_name_is_drawn_by_a_font_that_has_its_characters(fonts, tmp_path):
+    """Installed since Matplotlib made its list; one that is broken is passed over."""
     from fontTools.fontBuilder import FontBuilder
     from fontTools.pens.ttGlyphPen import TTGlyphPen
-    from matplotlib import font_manager
 
     pen = TTGlyphPen(None)
     for place in ((0, 0), (0, 900), (900, 900), (900, 0)):
@@ -68,14 +106,9 @@ def test_a_name_is_drawn_by_a_font_that_has_its_characters(monkeypatch, tmp_path
     font.setupOS2()
     font.setupPost()
     font.save(tmp_path / "tiny.ttf")
-    manager = font_manager.fontManager
-    own = [font for font in manager.ttflist if "mpl-data" in font.fname]
-    monkeypatch.setattr(manager, "ttflist", own)
-    manager.addfont(tmp_path / "tiny.ttf")
-    figure = artifacts.figure(4, 3)
-    title = figure.suptitle("\u732b $5", parse_math=False)
-    artifacts.save_figure(figure, tmp_path / "a.png")
-    assert "Tiny Test" in title.get_family() and title.get_text() == "\u732b $5"
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    fonts += [str(tmp_path / "broken.ttf"), str(tmp_path / "tiny.ttf")]
+    assert drawn(["\u732b", "dog"], tmp_path / "a.png") == ["\u732b", "dog"]
 
 
 def test_a_title_is_wrapped_to_its_figure(tmp_path):

@@ -15,6 +15,8 @@ import numpy as np
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
+from hsvit_jax.config import recipes
+from hsvit_jax.models import costs
 from hsvit_jax.runtime import compile_cache, coordination, memory, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
 from hsvit_jax.train import batches, metrics, resume
@@ -23,6 +25,7 @@ from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.weights.stored import averaged
 
+_LONG = 1800.0  # seconds, from which a run on a CPU is told what is cheaper
 _VIEWS = {"none": 1, "flip": 2, "shift": 10}  # of an image, by eval.tta
 
 
@@ -189,7 +192,7 @@ class Loop:
         self.since = time.monotonic(), number
 
     def tell_time(self, steps: int, seconds_each: float) -> None:
-        """Says how long the run will take."""
+        """Says how long the run will take, and what is cheaper where that is long on a CPU."""
         run, self.told = self.run, True
         evaluated = len(getattr(run.dataset, config_lib.selection(run.config)[0]))
         epochs = 1 + steps / (run.steps_per_epoch * run.config.train.eval_every)
@@ -197,6 +200,9 @@ class Loop:
         steps_more = epochs * evaluated * _VIEWS[run.config.eval.tta] / (3 * run.config.train.batch)
         about = datetime.timedelta(seconds=round((steps + steps_more) * seconds_each))
         self.bar.say(f"about {about} for the {steps:,} steps to go, with their evaluations")
+        slow = about.total_seconds() > _LONG and jax.default_backend() == "cpu"
+        if slow and (ways := _cheaper(run)):
+            self.bar.say(f"cheaper: {'; '.join(ways)}")
 
     def drain(self) -> None:
         """Processes every step in flight."""
@@ -293,3 +299,22 @@ class Loop:
         plain = step_lib.to_plain(self.state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
         self.watchdog.heartbeat(f"saving step {number}")
+
+
+def _cheaper(run: Run) -> list[str]:
+    """What makes a run shorter, each with its factor: smaller images, a shorter recipe."""
+    config, ways = run.config, []
+    size = tuple(side // 2 for side in config.data.image_size)
+    if not config.init["from"] and min(size) >= 32:
+        smaller = config.copy_and_resolve_references().unlock()
+        smaller.data.image_size = size
+        with contextlib.suppress(ValueError):  # the network takes no such images
+            other = costs.multiply_adds(config_lib.build_model(smaller))
+            factor = costs.multiply_adds(run.model) / other
+            value = ",".join(map(str, size))
+            ways.append(f"--config.data.image_size={value} ({factor:.2g} times fewer FLOPs)")
+    fast = recipes.values("fast", config.model, config.data.name)["train.epochs"]
+    factor = run.total_steps / run.steps_per_epoch / fast
+    if factor > 1.5:
+        ways.append(f"the recipe fast, after the colon ({factor:.2g} times fewer epochs)")
+    return ways

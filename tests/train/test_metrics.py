@@ -358,6 +358,23 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     assert "epoch 2/4" in text and figures in text
 
 
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch):
+    """The least important ones are left out, also behind the longer text of an evaluation."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with metrics.Progress(1000, 0, 30, best=0.75) as progress:
+            for what in ("", "evaluation on val"):
+                progress.update(50, VALUES)
+                if what:
+                    progress.phase(what, compiling=True)
+                drawn = progress._bar.format_meter(**progress._bar.format_dict).rstrip()
+                assert "1 day, 1:01:01 left" in drawn and len(drawn) < 80
+                assert progress._bar.postfix in drawn
+    os.close(ours)
+
+
 def test_a_notebook_has_its_own_bar(monkeypatch, capsys):
     """tqdm chooses the kind of bar; a notebook's standard error is no terminal."""
     from tqdm import auto, std

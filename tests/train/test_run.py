@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import types
 from pathlib import Path
@@ -21,7 +22,7 @@ from support.data_files import class_folders
 from support.small_runs import losses, metric_lines, small_config, small_dataset, spy_on_batches
 
 import hsvit_jax
-from hsvit_jax import artifacts, augment, checkpoint, train
+from hsvit_jax import artifacts, augment, checkpoint, run_report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import evaluate, loop, metrics
@@ -96,6 +97,19 @@ def test_pictures_that_cannot_be_drawn_cost_nothing_else(tmp_path, monkeypatch):
         *("no curves", "no picture of the first batch")
     ]
     assert all("RuntimeError: out of ink" in text for text in told)
+
+
+def test_the_time_told_counts_the_report(tmp_path, monkeypatch):
+    ended = []
+
+    def write(*_):
+        time.sleep(0.5)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(run_report, "write_after_training", write)
+    config, begun = small_config(train__steps=1), time.monotonic()
+    options = {"dataset": small_dataset(), "verbose": False}
+    assert hsvit_jax.fit(config, tmp_path, **options).seconds > ended[0] - begun - 0.25
 
 
 def test_a_run_from_start_to_end(whole, spy, monkeypatch):
@@ -240,13 +254,33 @@ def test_the_opening_says_data_network_length_and_folder(own, said):
     assert "smoke run: its accuracy means nothing\n" in opening
 
 
-def test_time_is_told_within_the_first_steps(tmp_path, capsys):
-    """Once; and how long compiling took."""
-    train.train(small_config(train__steps=8), tmp_path, dataset=small_dataset())
-    told = capsys.readouterr().err.splitlines()
-    assert sum(line.startswith("compiled in ") for line in told) == 1
-    (about,) = (line for line in told if line.startswith("about "))
-    assert re.fullmatch(r"about 0:00:\d\d for the 4 steps to go, with their evaluations", about)
+def test_time_is_told_within_the_first_steps(tmp_path, capsys, monkeypatch):
+    """Once, with what is cheaper where the run is long; and how long compiling took."""
+    monkeypatch.setattr(loop, "_cheaper", lambda run: ["a tent"])
+    for longest, cheaper in ((1800.0, []), (-1.0, ["cheaper: a tent"])):
+        monkeypatch.setattr(loop, "_LONG", longest)
+        config = small_config(train__steps=8)
+        train.train(config, tmp_path / str(longest), dataset=small_dataset())
+        told = capsys.readouterr().err.splitlines()
+        assert sum(line.startswith("compiled in ") for line in told) == 1
+        (about,) = (line for line in told if line.startswith("about "))
+        assert re.fullmatch(r"about 0:00:\d\d for the 4 steps to go, with their evaluations", about)
+        assert [line for line in told if line.startswith("cheaper")] == cheaper
+
+
+def test_what_is_cheaper_has_its_factor():
+    settings = "c2a2:cifar10", "data.image_size=128", "mesh.data=1"
+    resolved = config_lib.resolve(config_lib.get_config(*settings), small_dataset().info)
+    whole = types.SimpleNamespace(config=resolved, model=train.build_model(resolved))
+    whole.total_steps, whole.steps_per_epoch = 1000, 10
+    smaller, recipe = loop._cheaper(whole)
+    assert re.fullmatch(r"--config.data.image_size=64,64 \(3\.\d times fewer FLOPs\)", smaller)
+    assert "the recipe fast" in recipe and "(8.3 times fewer epochs)" in recipe
+    whole.total_steps = 120
+    resolved = resolved.copy_and_resolve_references().unlock()
+    resolved.init["from"] = "zoo:c2a2-cifar10"  # whose size it is
+    whole.config = resolved
+    assert loop._cheaper(whole) == []
 
 
 def test_images_per_second_are_of_completed_steps(tmp_path, monkeypatch):
@@ -395,6 +429,13 @@ def test_processes_of_other_code_or_settings_differ(tmp_path, monkeypatch):
     changed = [set(text.splitlines()) ^ set(told[0].splitlines()) for text in told[1:]]
     assert changed[0] == {"jax_enable_x64=False", "jax_enable_x64=True"}
     assert {line.partition("=")[0] for line in changed[1]} == {"hsvit_jax"}
+
+
+def test_a_program_that_embeds_python_has_no_command(monkeypatch):
+    """As R and Julia do."""
+    monkeypatch.setattr(sys, "argv", [""])
+    monkeypatch.setattr(sys, "orig_argv", [])
+    assert workdir_lib.environment()["command"] == ""
 
 
 def test_nfs_may_show_process_0s_mark_late(tmp_path, monkeypatch):

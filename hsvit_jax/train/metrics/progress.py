@@ -86,8 +86,11 @@ class Progress:
             self.say(f"step {step:,}/{self._total:,}  {self._epoch(step)}  {text}")
 
     def _draw(self, what: str) -> None:
-        """Puts `what` before the bar, and behind it the figures that the terminal has room for."""
-        self._bar.desc, self._bar.postfix = what, "  ".join(self._figures)
+        """Puts `what` before the bar, and behind it as many figures as the terminal shows."""
+        around = len(what) + 2 * len(str(self._total)) + 11  # with the bar and the counts
+        texts = ["  ".join(self._figures[:n]) for n in range(1, len(self._figures) + 1)]
+        fit = [text for text in texts if around + len(text) <= (self._bar.ncols or math.inf)]
+        self._bar.desc, self._bar.postfix = what, max(fit, key=len, default="")
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar."""
