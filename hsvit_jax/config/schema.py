@@ -44,6 +44,11 @@ def _each(key: Key, default: Any = None) -> Key:
     return dataclasses.replace(key, several=True, default=default)
 
 
+# Reasons of keys, see `Key.fixed`.
+_PIXELS = "the network learned from pixels normalised so"
+_CHOSEN = "the best checkpoint so far was chosen by it"
+#: A run that goes on from a checkpoint may leave these out.
+STARTED = "the training started with it, and goes on from its checkpoint"
 # Conditions of keys, see `Key.when`.
 _MIXES = {"mix_probability": ON}
 _MIXING = {"mixup": ON, "cutmix": ON}
@@ -74,10 +79,14 @@ KEYS: Mapping[str, Key] = {
     ),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),
     "data.mean": _each(
-        _number("mean of each channel, pixels in [0, 1]; empty: the data set's", 0.0, 1.0)
+        _number(
+            "mean of each channel, pixels in [0, 1]; empty: the data set's", 0, 1, fixed=_PIXELS
+        )
     ),
     "data.std": _each(
-        _positive("standard deviation of each channel; empty: the data set's", high=1.0)
+        _positive(
+            "standard deviation of each channel; empty: the data set's", high=1.0, fixed=_PIXELS
+        )
     ),
     "data.val_fraction": _number(
         "fraction of the training images held out for validation", 0.0, 0.8, default=0.1
@@ -149,7 +158,9 @@ KEYS: Mapping[str, Key] = {
     ),
     "train.eval_every": _whole("epochs between evaluations", 1, MOST_STEPS),
     "train.ema_decay": _rate(
-        "decay of the exponential moving average of the weights; 0: none", default=0.999
+        "decay of the exponential moving average of the weights; 0: none",
+        default=0.999,
+        fixed="whether there is a moving average is part of the training state",
     ),
     "train.bad_steps_limit": _whole(
         "consecutive non-finite steps that end the run", 1, MOST_STEPS, default=3
@@ -158,6 +169,7 @@ KEYS: Mapping[str, Key] = {
         "what selects the best checkpoint: accuracy on a split, macro-averaged F1 on val, or "
         "nothing: the last is taken",
         *(*_MEASURED, "last"),
+        fixed=_CHOSEN,
     ),
     "train.patience": _whole(
         "evaluations without a better one that end the run (early stopping); 0: none", 0, MOST_STEPS
@@ -167,10 +179,12 @@ KEYS: Mapping[str, Key] = {
         "test-time augmentation, mean logits: flip: of an image and its mirror image; shift: of "
         "both, moved by one pixel each way too",
         *("none", "flip", "shift"),
+        fixed=_CHOSEN,
     ),
     "optim.name": _choice(
         "optimizer, with decoupled weight decay; muon: on kernels, Adam on other parameters",
         *("adamw", "nadamw", "sgd", "lamb", "lion", "muon"),
+        fixed="the optimizer's moments are part of the training state",
     ),
     "optim.learning_rate": _positive("peak learning rate", high=1e3, default=1e-3),
     "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3, default=0.05),
@@ -209,21 +223,32 @@ KEYS: Mapping[str, Key] = {
         "decay rate of the second moment", default=0.999, when=[{"name": _SECOND_MOMENT}]
     ),
     "init.from": _text(
-        "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"
+        "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights",
+        fixed=STARTED,
     ),
     "init.classifier": _choice(
         "classifier of init.from: matched by class name and new for other classes, kept as it is, "
         "new, or without a first background class",
         *("match", "keep", "new", "drop_first"),
+        fixed=STARTED,
     ),
     "init.stem": _choice(
-        "first layer of init.from: as it is, or refitted to other image channels", "keep", "refit"
+        "first layer of init.from: as it is, or refitted to other image channels",
+        *("keep", "refit"),
+        fixed=STARTED,
     ),
     "init.positions": _choice(
-        "positions of init.from: as they are, or resized to the image", "keep", "resize"
+        "positions of init.from: as they are, or resized to the image",
+        *("keep", "resize"),
+        fixed=STARTED,
     ),
-    "init.whiten": _flag("random weights whose first convolution whitens image patches (HSViT)"),
-    "init.freeze": _text("frozen parts of the network, separated by commas"),
+    "init.whiten": _flag(
+        "random weights whose first convolution whitens image patches (HSViT)", fixed=STARTED
+    ),
+    "init.freeze": _text(
+        "frozen parts of the network, separated by commas",
+        fixed="what is trained is part of the training state",
+    ),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),
     "mesh.group": _whole(
         "devices on the group axis; -1: the remaining ones", 1, 2**20, besides=(-1,)

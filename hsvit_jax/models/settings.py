@@ -49,6 +49,7 @@ class Key:
       when: conditions that must all hold for the setting to have an effect. They name other
         settings of its section, or of all sections by 'section.key'.
       off: the value that needs no condition, as it asks for nothing.
+      fixed: why a run that goes on keeps its value; '' where it may have another.
     """
 
     meaning: str
@@ -64,6 +65,7 @@ class Key:
     default: Any = None
     when: Sequence[Condition] = ()
     off: Any = None
+    fixed: str = ""
 
     @property
     def initial(self) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hsvit_jax import augment, checkpoint
 from hsvit_jax import config as config_lib
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import misfits
 from hsvit_jax.text import few, printable
@@ -23,18 +24,9 @@ from hsvit_jax.weights import whiten
 
 # Errors of reading metadata of another kind.
 _FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_START = "the training started with it, and goes on from its checkpoint"
 _LENGTH = ("train.epochs", "train.steps")
 _BY_LENGTH = ("optim.warmup_epochs", "train.eval_every", "checkpoint.every")  # may follow from it
-# Settings that a run keeps, with the reason.
-_OF_THE_STATE = {
-    "optim.name": "the optimizer's moments are part of the training state",
-    "init.freeze": "what is trained is part of the training state",
-    "train.ema_decay": "whether there is a moving average is part of the training state",
-    **dict.fromkeys(("train.select_on", "eval.tta"), "the best checkpoint so far was chosen by it"),
-    **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
-    **{f"data.{key}": "the network learned from pixels normalised so" for key in ("mean", "std")},
-}
+_FIXED = {key: entry.fixed for key, entry in schema.KEYS.items() if entry.fixed}
 
 
 def latest(
@@ -83,7 +75,7 @@ def latest(
             kept = {
                 "data.name",
                 *_LENGTH,
-                *_OF_THE_STATE,
+                *_FIXED,
                 *(_BY_LENGTH if named & {*_LENGTH} else ()),
             }
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
@@ -205,11 +197,11 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
 
 def _refuse_other_state(saved: dict, wanted: dict) -> None:
     """Refuses another value of a setting that the training state follows from."""
-    for key, why in _OF_THE_STATE.items():
+    for key, why in _FIXED.items():
         section, _, name = key.partition(".")
         new = wanted[section][name]
         old = saved[section].get(name, new)  # a run of an older version has no such key
-        asks_for_nothing = why == _START and new in ("", "match", "keep", False)
+        asks_for_nothing = why == schema.STARTED and new in ("", "match", "keep", False)
         if _meaning(key, old) != _meaning(key, new) and not asks_for_nothing:
             raise ValueError(
                 f"the run in this folder has {key}={old!r}, now it is {new!r}: {why}; go on with "

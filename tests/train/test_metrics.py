@@ -1,6 +1,5 @@
 """JSON lines, TensorBoard events, progress with and without a terminal, curves."""
 
-import functools
 import json
 import os
 import pty
@@ -372,20 +371,6 @@ def test_a_notebook_has_its_own_bar(monkeypatch, capsys):
         assert isinstance(progress._bar, Widget)
         progress.update(50, VALUES)
     assert "epoch 2/4" in capsys.readouterr().err
-
-
-def test_a_bar_that_is_switched_off_leaves_plain_lines(monkeypatch, capsys):
-    """As by TQDM_DISABLE=1."""
-    from tqdm import auto, std
-
-    monkeypatch.setattr(auto, "notebook_tqdm", None)
-    monkeypatch.setattr(auto, "tqdm", functools.partial(std.tqdm, disable=True))
-    with metrics.Progress(100, 0, 30) as progress:
-        progress.phase("the training step", compiling=True)
-        progress.update(50, VALUES)
-        progress.say("hello")
-    found = capsys.readouterr().err.splitlines()
-    assert found[0] == "compiling the training step ..." and found[-1] == "hello"
 
 
 def test_curves_are_a_picture_with_something_on_it(tmp_path):

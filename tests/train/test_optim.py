@@ -213,21 +213,6 @@ def test_a_state_is_no_wider_with_x64(name):
         assert dtypes() == narrow
 
 
-@pytest.mark.parametrize("name", optim.DIRECTIONS)
-def test_every_optimizer_goes_downhill(name):
-    """On a quadratic, with the decay of kernels beside it."""
-    chosen = settings(name=name, learning_rate=0.05, weight_decay=0.1, warmup_epochs=0.0)
-    tx = optim.build(chosen, optim.schedule(chosen, 200, 5), None)
-    rng = np.random.default_rng(0)
-    params = {"kernel": jnp.array(rng.normal(size=(6, 4))), "bias": jnp.array(rng.normal(size=4))}
-    first, state = optax.tree.norm(params), tx.init(params)
-    update = jax.jit(tx.update)
-    for _ in range(200):
-        updates, state = update(params, state, params)
-        params = optax.apply_updates(params, updates)
-    assert optax.tree.norm(params) < 0.1 * first
-
-
 def test_layers_are_counted_alike_with_frozen_parts():
     """A frozen part's stop_gradient is no layer, and an HVT's pool decays with its block."""
     network = small_network(model__depth=2)
