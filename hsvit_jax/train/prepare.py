@@ -59,8 +59,8 @@ def prepare(
     state_shape = jax.eval_shape(
         lambda start: step.init_state(model, tx, config, start), model.init_shapes()
     )
-    sizes = steps_per_epoch, total_steps
-    return Run(config, dataset, model, mesh, *sizes, schedule, tx, state_shape)
+    length = steps_per_epoch, total_steps
+    return Run(config, dataset, model, mesh, *length, schedule, tx, state_shape)
 
 
 def _refuse_early(config: ml_collections.ConfigDict) -> None:

@@ -71,7 +71,7 @@ def test_what_is_dropped_follows_the_example_and_the_key(mixed):
     x, key, order = sequences(), jax.random.key(3), np.array([2, 0, 3, 1])
     whole = run(x, IDS, key)
     np.testing.assert_allclose(run(x[order], IDS[order], key), whole[order], atol=1e-5)
-    if m.name != "fnet":  # which has nothing to drop
+    if m.mixer != "fnet":  # which has nothing to drop
         assert np.abs(run(x, IDS, jax.random.key(4)) - whole).max() > 1e-3
         assert np.abs(run(x, IDS + 1, key) - whole).max() > 1e-3
 
