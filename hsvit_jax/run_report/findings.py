@@ -7,7 +7,8 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -121,9 +122,17 @@ def _thinned(part: data.Split) -> data.Split:
     return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
 
 
+def _bar(steps: Iterable, **options: Any) -> Iterable:
+    """Returns the same steps, with a bar on a terminal."""
+    from tqdm import auto
+
+    return auto.tqdm(steps, leave=False, disable=None, **options)
+
+
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
     padded = evaluate.padded_batches(part, batch, 1)
-    found = [classifier.logits(images, batch)[valid] for images, _, valid in padded]
+    seen = _bar(padded, desc="report: evaluating", total=-(-len(part) // batch))
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in seen]
     logits_NK = np.concatenate(found).astype(np.float64)
     if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
         raise ValueError(
@@ -152,7 +161,7 @@ def _occlusion(
 
     places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
     falls, begun, at_once = [], time.monotonic(), max(1, batch // len(places))
-    for first in range(0, len(images_NHWC), at_once):
+    for first in _bar(range(0, len(images_NHWC), at_once), desc="report: heat maps"):
         spent = time.monotonic() - begun
         if first and spent * (1 + at_once / first) > _SECONDS:
             break
