@@ -133,6 +133,9 @@ def _layered(
     classes: int = 0,
 ) -> dict[str, Any]:
     """Puts the layers on one another; the recipe follows from what the layers above it have."""
+    family = user.get("model.family", named.network["family"])
+    if family != named.network["family"] and family in FAMILIES:  # a whole section of the user's
+        named = named._replace(network={"dtype": "float32", **FAMILIES[family].settings()})
     asked = {**_switched(named), **user, **(given or {})}
     if "train.epochs" in user and "train.steps" not in user:
         asked["train.steps"] = 0

@@ -263,7 +263,7 @@ def named(names):
         (described(attn_num="2"), "model.groups must"),
         (described(num_heads=0), "model.heads must be"),
         (described(image_size=5), "do not fit this"),
-        (described(conv_kernel_sizes=[4, 3]), "an odd number"),
+        (described(conv_kernel_sizes=[4, 3]), "must be odd; got conv_kernels=(4, 3)"),
         (described(conv_kernel_sizes=[3, 0], attn_num=0), "no network"),
     ],
 )
