@@ -291,9 +291,12 @@ def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> s
 def _with_run(request: Request, command: Command) -> Request:
     """The request with its run, which is the first word where nothing else names it."""
     words, named = request.words, request.flags.checkpoint or request.flags.workdir
-    # A command without words of its own may read a configuration's data beside the run.
-    if words and not named and (request.config is None or not command.words):
-        named, *words = words
+    if words and not named:
+        # A configuration finds its run, or has other data or the network of the one that is named.
+        alone = request.config is None or not command.words
+        saved = words[0].startswith("zoo:") or (Path(words[0]) / "checkpoints").is_dir()
+        if alone or saved or (words[0].endswith(".safetensors") and Path(words[0]).is_file()):
+            named, *words = words
     return replace(request, run=named or "", words=words)
 
 

@@ -33,6 +33,8 @@ def load(
       ValueError: the data cannot be loaded, are of other classes, or have no such split.
     """
     config, own, implied = network.config, True, split is None
+    if named and asked is not None and not any(key.startswith("data.") for key in asked.user):
+        asked = None  # it names a network alone
     if asked is not None:
         config, own = configured(network, asked, asked.user)
     name = config.data.name
