@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax import artifacts, data
+from hsvit_jax import config as config_lib
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.classifier.views import Groups, Sequences, Views
 from hsvit_jax.runtime import coordination
@@ -62,7 +63,7 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
     Raises:
       ValueError: the network has nothing to show, or `out` is a file.
     """
-    by = f" by {network.config.model.variant}, step {network.step:,}"
+    by = f" by {config_lib.title(network.config.model)}, step {network.step:,}"
     views_too = network.config.eval.tta != "none"
     alone = ", without its other views" if views_too else ""  # which predict averages
     written, errors = [], []

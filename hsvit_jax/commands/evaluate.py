@@ -6,6 +6,7 @@ from pathlib import Path
 from absl import flags
 
 from hsvit_jax import cli
+from hsvit_jax import config as config_lib
 from hsvit_jax.cli import MESH, Command, Request, define_path
 from hsvit_jax.commands.trained import DATA, JOB, RUN, load_classifier
 
@@ -58,7 +59,8 @@ def run(request: Request) -> None:
         artifacts.prepare_for(file)
     points = lost_groups.curve(network, part)
     if coordination.is_lead():
-        title = f"{config.model.variant}, {config.data.name}, {split} split, step {step:,}"
+        name = config_lib.title(config.model)
+        title = f"{name}, {config.data.name}, {split} split, step {step:,}"
         table, plot = lost_groups.write(points, path, title)
         for point in points:
             ends = artifacts.interval(point.mean, len(part))

@@ -5,6 +5,7 @@ from pathlib import Path
 from absl import flags
 
 from hsvit_jax import cli
+from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Command, Request
 from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
@@ -58,6 +59,6 @@ def run(request: Request) -> None:
     print(printable("\n".join(lines)))
     count = sum(x.size for x in jax.tree.leaves(stored.params))
     cli.note(
-        f"{stored.config.model.variant}, {count:,} parameters, {len(stored.class_names)} classes, "
-        f"step {stored.step:,} of {source}"
+        f"{config_lib.title(stored.config.model)}, {count:,} parameters, "
+        f"{len(stored.class_names)} classes, step {stored.step:,} of {source}"
     )

@@ -16,7 +16,7 @@ _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES is_word parse_argument",
     "layers": "Settings",
     "resolution": "Weights base build_model eval_batch per_channel refuse_unread resolve selection "
-    "total_steps validate",
+    "title total_steps validate",
     "schema": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",

@@ -381,6 +381,12 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
     return total
 
 
+def title(model: Mapping[str, Any]) -> str:
+    """Returns the name of a `model` section's network for people: 'c2a2', 'resnet 18'."""
+    own_name = model["family"] == DEFAULT.name
+    return " ".join([*[model["family"]] * (not own_name), model["variant"]])
+
+
 def build_model(config: ml_collections.ConfigDict) -> Any:
     """Builds the network of a resolved configuration."""
     return models.build(

@@ -115,7 +115,7 @@ def _facts(
     return facts | {
         "macro F1, the mean over classes": f"{evaluate.macro_f1(found.confusion_KK):.3f}",
         "expected calibration error": f"{found.as_trained.ece:.1%}",
-        f"parameters of {trained.config.model.variant}": f"{parameters:,}",
+        f"parameters of {config_lib.title(trained.config.model)}": f"{parameters:,}",
         "step of the checkpoint": f"{trained.step:,}",
     }
 

@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from hsvit_jax import artifacts, data
+from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.serve import admission
 from hsvit_jax.serve.batching import Answer, Batcher, part_of
@@ -144,7 +145,7 @@ class Interface:
         c = self._classifier
         return {
             "status": "failing" if self.batcher.failed else "ok",
-            "network": c.config.model.variant,
+            "network": config_lib.title(c.config.model),
             "step": c.step,
             "image_size": c.image_size,
             "channels": c.channels,

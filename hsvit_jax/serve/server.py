@@ -9,6 +9,7 @@ import jax
 import uvicorn
 
 from hsvit_jax import classifier
+from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import signals
 from hsvit_jax.serve import LOOPBACK, admission, app, batching, ray_parts, transport, votes
 from hsvit_jax.text import note
@@ -75,7 +76,7 @@ def serve(
             timeout_graceful_shutdown=int(limits.seconds) + 1,
         )
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        server = _Server(settings, f"{trained.config.model.variant} at {where}")
+        server = _Server(settings, f"{config_lib.title(trained.config.model)} at {where}")
         with contextlib.suppress(SystemExit):  # uvicorn's code 3, with us that of diverged training
             server.run([listener])
         return server.started

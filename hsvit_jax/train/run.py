@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, checkpoint, data, models
+from hsvit_jax import artifacts, checkpoint, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, watchdog
@@ -229,8 +229,7 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
         recipe = "smoke run: its accuracy means nothing"
     on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
-    own_name = config.model.family == models.DEFAULT.name
-    network = " ".join([*[config.model.family] * (not own_name), config.model.variant])
+    network = config_lib.title(config.model)
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
         f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}\n"
