@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 from support import small_runs, state_dicts, torch_files
 
 from hsvit_jax import mesh, models
@@ -113,7 +114,8 @@ def test_training_over_devices(name):
     assert np.isfinite(largest)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9 * largest), many, one)
     changed = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, one[1][1], stats)
-    assert all(jax.tree.leaves(changed))
+    flat = traverse_util.flatten_dict(changed)  # a Performer's random features stay
+    assert all(moved != (path[-1] == "features") for path, moved in flat.items())
 
 
 @pytest.mark.parametrize("name", of_families({*models.FAMILIES} - SLOW_MASKS, "resnet", "resnext"))
