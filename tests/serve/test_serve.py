@@ -28,7 +28,8 @@ from support.data_files import encoded
 from uvicorn.protocols.http import h11_impl
 
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import main, views
+from hsvit_jax import main
+from hsvit_jax.classifier import views
 from hsvit_jax.serve import app, batching, ray_parts, server, transport, votes
 from hsvit_jax.serve.admission import Limits
 from hsvit_jax.train import evaluate
