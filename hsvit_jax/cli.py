@@ -26,6 +26,7 @@ import ml_collections
 from absl import flags
 
 from hsvit_jax import config as config_lib
+from hsvit_jax import storage
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.text import few, nearest, note, printable
 
@@ -81,13 +82,23 @@ class Numbers(flags.ArgumentParser):
             raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
 
 
-class _Path(flags.ArgumentParser):
-    """A flag of a file or folder; of `--out=~/x` a shell hands on the ~."""
+class _Place(flags.ArgumentParser):
+    """A flag of a file, a folder or a URL; of `--out=~/x` a shell hands on the ~."""
 
     def parse(self, argument: str) -> str:
         return os.path.expanduser(argument)
 
 
+class _Path(_Place):
+    """A flag of a file or folder of this machine."""
+
+    def parse(self, argument: str) -> str:
+        if storage.is_url(argument):
+            raise ValueError("expected a path of this machine, not a URL")
+        return super().parse(argument)
+
+
+define_place = functools.partial(flags.DEFINE, _Place())
 define_path = functools.partial(flags.DEFINE, _Path())
 
 
@@ -295,6 +306,7 @@ def _with_run(request: Request, command: Command) -> Request:
         # A configuration finds its run, or has other data or the network of the one that is named.
         alone = request.config is None or not command.words
         saved = words[0].startswith("zoo:") or (Path(words[0]) / "checkpoints").is_dir()
+        saved = saved or storage.is_url(words[0])
         if alone or saved or (words[0].endswith(".safetensors") and Path(words[0]).is_file()):
             named, *words = words
     return replace(request, run=named or "", words=words)

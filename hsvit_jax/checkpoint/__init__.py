@@ -1,6 +1,6 @@
 """Training states on disk, checked when they are read."""
 
-from hsvit_jax.checkpoint.directory import local, probe
+from hsvit_jax.checkpoint.directory import probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.orbax_arrays import alone
 from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, misfits
@@ -14,7 +14,6 @@ __all__ = [
     "brief",
     "diff",
     "load_tree",
-    "local",
     "misfits",
     "probe",
 ]

@@ -1,6 +1,5 @@
 """The directory of checkpoints: its entries, their size, a probe write and the clean-up."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -12,14 +11,6 @@ import jax
 from hsvit_jax.checkpoint.record import CheckpointError, Damage
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
-
-
-def local(directory: str | os.PathLike) -> Path:
-    """Expands `~`; raises CheckpointError for a URL, which `Path` would make a local folder of."""
-    slashes = "/" if isinstance(directory, Path) else "//"  # a Path has one where a URL has two
-    if re.search(rf"[\w.+-]{{2,}}:{slashes}", str(directory)):
-        raise CheckpointError(f"{directory} is a URL; expected a local or mounted directory")
-    return Path(os.path.expanduser(directory))
 
 
 def probe(directory: Path) -> None:

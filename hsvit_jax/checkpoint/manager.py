@@ -24,6 +24,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from hsvit_jax import storage
 from hsvit_jax.checkpoint import checksum
 from hsvit_jax.checkpoint import directory as disk
 from hsvit_jax.checkpoint import orbax_arrays as arrays
@@ -31,6 +32,7 @@ from hsvit_jax.checkpoint.record import (
     CheckpointError,
     Damage,
     Record,
+    TreePath,
     brief,
     flatten,
     nest,
@@ -63,9 +65,10 @@ class _Keep:
 class Checkpoints:
     """The latest and best training states in a directory, checked when they are read.
 
-    Every process of a job creates one and calls the same methods in the same order; the directory
-    must be one they all see. Every method first waits for a save that is still under way, and
-    raises its error. After a failed save the earlier steps are intact and saving can be tried
+    Every process of a job creates one and calls the same methods in the same order. The directory
+    is one that they all see, or each has its own copy of one in an object store; there process 0
+    gathers the arrays and writes them. Every method first waits for a save that is still under way,
+    and raises its error. After a failed save the earlier steps are intact and saving can be tried
     again.
 
     Args:
@@ -75,7 +78,8 @@ class Checkpoints:
       read_only: never write, move or delete anything.
 
     Raises:
-      CheckpointError: the directory cannot be written (tried at once), or is a URL.
+      CheckpointError: the directory cannot be written (tried at once).
+      StorageError: it is the URL of an object store that cannot be read.
     """
 
     def __init__(
@@ -86,7 +90,10 @@ class Checkpoints:
         keep_best: int = 1,
         read_only: bool = False,
     ) -> None:
-        self.directory = disk.local(directory).absolute()
+        self.directory = storage.local(directory).absolute()
+        #: The directory as users know it.
+        self.place = storage.shown(self.directory)
+        self._mirror = storage.of(self.directory)
         self._keep = _Keep(keep_latest, keep_best)
         self._read_only = read_only
         self._manager: Any = None
@@ -114,7 +121,7 @@ class Checkpoints:
           ValueError: `state` has a leaf of another dtype than checkpoints hold.
         """
         if self._read_only:
-            raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
+            raise CheckpointError(f"{self.place} was opened read-only; step {step} not saved")
         metric = None if metric is None or not math.isfinite(metric) else float(metric)
         leaves, empty = flatten(state)
         for path, leaf in leaves.items():
@@ -123,16 +130,30 @@ class Checkpoints:
         self.wait()
         sums = checksum.of(list(leaves.values()))
         document = seal(step, metric, leaves, sums, empty, meta)
+        if self._mirror and arrays.others():
+            leaves = arrays.gathered(leaves)
+            with arrays.alone():
+                if jax.process_index() == 0:
+                    self._write(step, metric, leaves, document)
+        else:
+            self._write(step, metric, leaves, document)
+        if wait:
+            self.wait()
+
+    def _write(
+        self, step: int, metric: float | None, leaves: dict[TreePath, Any], document: dict
+    ) -> None:
+        """Begins to write a step, unless it is saved already."""
         if self._is_saved(step, unseal(document, step)):
             return
         known = {at: record.metric for at, record in self._records().items()}
         if known and max(known) > step:
             raise CheckpointError(
-                f"step {step} not saved: {self.directory} already holds step {max(known)}; resume "
+                f"step {step} not saved: {self.place} already holds step {max(known)}; resume "
                 "from it, or save into another directory"
             )
         self._keep.metrics = known | {step: metric}
-        with self._reporting(f"step {step} was not saved in {self.directory}"):
+        with self._reporting(f"step {step} was not saved in {self.place}"):
             orbax = arrays.orbax()
             disk.clear_cut_short(self.directory)
             self._manager = self._manager or self._open(orbax)
@@ -141,8 +162,6 @@ class Checkpoints:
                 meta=orbax.args.JsonSave(document),
             )
             self._manager.save(step, args=arguments, force=True)
-        if wait:
-            self.wait()
 
     def restore(self, template: dict, which: Which = "latest") -> tuple[int, dict, dict] | None:
         """Reads the newest (or best, or named) undamaged step, checked against its checksums.
@@ -165,18 +184,30 @@ class Checkpoints:
               has other keys, shapes or dtypes than `template`, all of them listed.
         """
         wanted, empty = flatten(template)
-        first = self._first(which, lambda path, record: arrays.read(path, record, wanted))
+        first = self._first(which, functools.partial(self._read, wanted))
         if first is None:
             return None
         step, record, leaves = first
         return step, nest(leaves, empty), record.meta
+
+    def _read(self, wanted: dict | None, step: int, record: Record) -> dict:
+        """Reads the arrays of a step, which an object store may have."""
+        arrays.agree(functools.partial(self._fetch, step))
+        return arrays.read(self.directory / str(step), record, wanted)
+
+    def _fetch(self, step: int) -> None:
+        if self._mirror:
+            try:
+                self._mirror.fetch(step)
+            except storage.Mismatch as error:
+                raise Damage(str(error)) from error
 
     def meta(self, which: Which = "latest") -> dict | None:
         """Reads the metadata of the step `restore` would try first, without its arrays.
 
         Returns None where there is no step at all; raises as `restore` does.
         """
-        first = self._first(which, lambda path, record: {}, set_aside=False)
+        first = self._first(which, lambda step, record: {}, set_aside=False)
         return None if first is None else first[1].meta
 
     def steps(self) -> list[int]:
@@ -189,21 +220,36 @@ class Checkpoints:
         return next(iter(arrays.from_lead(ranked)), None)
 
     def wait(self) -> None:
-        """Blocks until the save under way is on disk; raises CheckpointError if it failed."""
+        """Blocks until the save under way is on disk, and in the object store that is written.
+
+        Raises:
+          CheckpointError: it failed.
+          StorageError: the store could not be reached for minutes.
+        """
+        self._finish()
+        if self._manager is not None and self._mirror:
+            self._mirror.flush()
+
+    def _finish(self) -> None:
+        """Blocks until the save under way is on disk, from where it is sent to an object store."""
         if self._manager is not None:
-            with self._reporting(f"the last save in {self.directory} failed"):
+            with self._reporting(f"the last save in {self.place} failed"):
                 self._manager.wait_until_finished()
+            if self._mirror:
+                self._mirror.offer(self._numbered())
 
     def check(self) -> None:
-        """Raises CheckpointError if the last save has failed; waits for none under way."""
+        """Raises as `wait` does if the last save has failed; waits for none under way."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
-            self.wait()
+            self._finish()
+        if self._mirror:
+            self._mirror.check()
 
     def close(self) -> None:
         """Waits as `wait` does and ends Orbax's threads; the object can be used again."""
         manager, self._manager = self._manager, None
         if manager is not None:
-            with self._reporting(f"the last save in {self.directory} failed"):
+            with self._reporting(f"the last save in {self.place} failed"):
                 manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -257,7 +303,7 @@ class Checkpoints:
         return sorted(int(p.name) for p in disk.entries(self.directory) if disk.is_step(p))
 
     def _records(self) -> dict[int, Record]:
-        self.wait()
+        self._finish()
         records = {}
         for step in self._numbered():
             with contextlib.suppress(Damage):
@@ -271,18 +317,18 @@ class Checkpoints:
         try:
             saved = arrays.agree(functools.partial(read_record, self.directory, step))
         except Damage as damage:
-            _warn(f"step {step} in {self.directory} is damaged ({damage}), saved anew")
+            _warn(f"step {step} in {self.place} is damaged ({damage}), saved anew")
             self._set_aside([step])
             return False
         if saved.leaves != record.leaves:
             raise CheckpointError(
-                f"step {step} not saved: {self.directory} already holds another state under this "
+                f"step {step} not saved: {self.place} already holds another state under this "
                 "number; resume from it, or save into another directory"
             )
         return True
 
     def _first(
-        self, which: Which, read: Callable[[Path, Record], dict], set_aside: bool = True
+        self, which: Which, read: Callable[[int, Record], dict], set_aside: bool = True
     ) -> tuple[int, Record, dict] | None:
         """Reads the first undamaged step in the order of `which`.
 
@@ -296,12 +342,14 @@ class Checkpoints:
         for step in order:
             try:
                 record = arrays.agree(functools.partial(read_record, self.directory, step))
-                result = read(self.directory / str(step), record)
+                result = read(step, record)
             except Damage as damage:
+                if self._read_only and self._mirror:
+                    self._mirror.pull()
                 if self._read_only and arrays.from_lead(self._numbered()) != numbered:
                     return self._first(which, read, set_aside)
                 failures[step] = str(damage).rstrip(".")
-                _warn(f"step {step} in {self.directory} is damaged, passed over: {damage}")
+                _warn(f"step {step} in {self.place} is damaged, passed over: {damage}")
                 continue
             if set_aside and not self._read_only:
                 self._set_aside(list(failures))
@@ -309,7 +357,7 @@ class Checkpoints:
         if not order:
             return None
         raise CheckpointError(
-            f"no good checkpoint in {self.directory}, "
+            f"no good checkpoint in {self.place}, "
             + few((f"step {step}: {why}" for step, why in failures.items()), "; ")
             + ("" if self._read_only else ". Move these steps away to start afresh.")
         )
@@ -322,7 +370,7 @@ class Checkpoints:
         if which == "best":
             return ranked + [step for step in newest if step not in ranked]
         if which not in numbered:
-            raise CheckpointError(f"no step {which!r} in {self.directory}, only {few(numbered)}")
+            raise CheckpointError(f"no step {which!r} in {self.place}, only {few(numbered)}")
         return [which]
 
     def _set_aside(self, steps: list[int]) -> None:
@@ -332,6 +380,8 @@ class Checkpoints:
             while target.exists():
                 target, count = self.directory / f"{step}.damaged-{count + 1}", count + 1
             (self.directory / str(step)).rename(target)
+            if self._mirror:
+                self._mirror.set_aside(step, target.name)
         if steps:
             arrays.agree(lambda: None)  # a barrier: nobody lists the directory before
             if self._manager is not None:
@@ -351,14 +401,15 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     Raises:
       CheckpointError: there is no such directory, no checkpoint in it, or none that is good.
     """
-    path = disk.local(path).absolute()
+    path = storage.local(path).absolute()
     inner = path / "checkpoints"
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
-    first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))
+    first = checkpoints._first(which, functools.partial(checkpoints._read, None))
     if first is None:
+        what = "holds no checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"{path} {'holds no checkpoint' if path.exists() else 'does not exist'}: name the work "
-            "folder of a run that has saved one, an exported .safetensors file or zoo:NAME"
+            f"{storage.shown(path)} {what}: name the work folder of a run that has saved one, an "
+            "exported .safetensors file or zoo:NAME"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

@@ -177,6 +177,19 @@ def others() -> bool:
     return jax.process_count() > 1 and not _by_itself.get()
 
 
+def gathered(leaves: dict[TreePath, Any]) -> dict[TreePath, Any]:
+    """Returns whole leaves as NumPy arrays on process 0, nothing on the others."""
+    from jax.experimental import multihost_utils
+
+    whole = {}
+    for path, leaf in leaves.items():  # one at a time: a device may not have room for all
+        if isinstance(leaf, jax.Array):
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        if jax.process_index() == 0:
+            whole[path] = leaf
+    return whole
+
+
 def from_lead(steps: list[int]) -> list[int]:
     """Process 0's steps on every process, as a file system may show each another directory."""
     if not others():

@@ -1,8 +1,6 @@
 """hsvit curves: validation accuracy and training loss of several runs."""
 
-from pathlib import Path
-
-from hsvit_jax import cli
+from hsvit_jax import cli, storage
 from hsvit_jax.cli import Command, Request, define_path
 
 COMMAND = Command(
@@ -18,7 +16,7 @@ def run(request: Request) -> None:
     """Draws the curves of the runs that the words name."""
     from hsvit_jax.studies import curves
 
-    out, folders = cli.ending(request.flags.out), list(map(Path, request.words))
+    out, folders = cli.ending(request.flags.out), list(map(storage.local, request.words))
     of_run = out.parent.resolve() in [folder.resolve() for folder in folders]
     if out.name == "curves.png" and (of_run or (out.parent / "metrics.jsonl").exists()):
         raise cli.Misuse(f"--out={out} is a run's own plot: choose another name")

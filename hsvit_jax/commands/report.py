@@ -22,10 +22,10 @@ COMMAND = Command(
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
-    from hsvit_jax import classifier, run_report
+    from hsvit_jax import classifier, run_report, storage
 
     values, source = request.flags, request.source
-    folder = Path(source)
+    folder = storage.local(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."
     name = Path(source.rpartition(":")[2]).stem  # of a file, the zoo or the hub
@@ -34,5 +34,6 @@ def run(request: Request) -> int:
     if path.suffix.lower() != ".html" or path.is_dir():
         raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
     trained = classifier.load(source, values.which)
-    print(printable(str(run_report.write(trained, folder, path, split=values.split))))
+    written = run_report.write(trained, folder, path, split=values.split)
+    print(printable(storage.shown(written)))
     return 0

@@ -5,10 +5,11 @@ import shlex
 from absl import flags
 
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
+from hsvit_jax import storage
+from hsvit_jax.cli import EVERYTHING, Command, Request, define_place
 from hsvit_jax.commands.trained import JOB
 
-_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
+_WORKDIR = (define_place, "workdir", None, "Folder or URL of the run; default: a name under runs/.")
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
 
 COMMAND = Command(
@@ -54,7 +55,7 @@ def run(request: Request) -> int:
         f"done: test {test}{top5}, {test.examples:,} "
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
-        + "".join(f"  {name}    {path}\n" for name, path in files.items() if path)
+        + "".join(f"  {name}    {storage.shown(path)}\n" for name, path in files.items() if path)
         + f"  evaluate  {request.program} eval {folder}\n"
         f"  predict   {request.program} {predict} IMAGE ..."
     )

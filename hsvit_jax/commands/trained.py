@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Request, define_path
+from hsvit_jax.cli import Request, define_place
 
 if TYPE_CHECKING:
     from hsvit_jax.classifier import Classifier
 
 RUN = (
-    (define_path, "checkpoint", None, "As RUN: a run or checkpoint, exported file, or zoo:NAME."),
-    (define_path, "workdir", None, "As RUN: the folder of a run."),
+    (
+        define_place,
+        "checkpoint",
+        None,
+        "As RUN: a run or checkpoint, its URL, a file, or zoo:NAME.",
+    ),
+    (define_place, "workdir", None, "As RUN: the folder or URL of a run."),
     (flags.DEFINE_string, "which", "best", "Checkpoint of RUN: 'best', 'latest' or a step."),
 )
 _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."

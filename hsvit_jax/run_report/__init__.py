@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import artifacts, classifier, data, train
+from hsvit_jax import artifacts, classifier, data, storage, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.run_report import findings, measures, page
@@ -117,6 +117,7 @@ def write(
     if folder.is_dir() and (split == "test" or len(dataset.val)):
         fitted = {"step": trained.step, "temperature": found.fitted.temperature}
         artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+    storage.publish(folder)
     return path
 
 

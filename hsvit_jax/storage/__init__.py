@@ -1,5 +1,6 @@
 """Object stores, by URL: gs://, s3:// and what else fsspec names."""
 
+from hsvit_jax.storage.mirror import Mirror, Mismatch, local, of, publish, shown
 from hsvit_jax.storage.stores import (
     StorageError,
     bucket,
@@ -12,12 +13,18 @@ from hsvit_jax.storage.stores import (
 )
 
 __all__ = [
+    "Mirror",
+    "Mismatch",
     "StorageError",
     "bucket",
     "explain",
     "filesystem",
     "is_final",
     "is_url",
+    "local",
+    "of",
+    "publish",
+    "shown",
     "whole_url",
     "within",
 ]

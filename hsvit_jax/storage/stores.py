@@ -1,9 +1,11 @@
 """File systems behind URLs, as fsspec opens them, with a limit of time and errors in one line."""
 
+import logging
 import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,7 +40,7 @@ def is_url(place: str | os.PathLike) -> bool:
 
 def whole_url(place: str | os.PathLike) -> str:
     """Returns a URL with its two slashes, and without one at its end."""
-    return re.sub(":/+", "://", os.fspath(place), count=1).rstrip("/")
+    return re.sub(":/(?!/)", "://", os.fspath(place), count=1).rstrip("/")
 
 
 def bucket(url: str) -> str:
@@ -62,6 +64,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
+    logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it warns of each request to an emulator
     scheme, _, rest = url.partition("://")
     if "@" in rest.partition("/")[0]:
         raise StorageError(
@@ -83,12 +86,22 @@ def filesystem(url: str) -> tuple[Any, str]:
     return store, store._strip_protocol(url)
 
 
-def within(seconds: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def within(
+    seconds: float,
+    function: Callable[..., T],
+    *args: Any,
+    moved: Callable[[], float] | None = None,
+    **kwargs: Any,
+) -> T:
     """Calls a function in a thread, which is given up after some seconds.
+
+    Args:
+      moved: returns when the function last made progress, from which the seconds count.
 
     Raises:
       TimeoutError: the function has not returned; its thread does not hold the process.
     """
+    begun = time.monotonic()
     result: queue.Queue[tuple[bool, Any]] = queue.Queue()
 
     def run() -> None:
@@ -98,10 +111,14 @@ def within(seconds: float, function: Callable[..., T], *args: Any, **kwargs: Any
             result.put((False, error))
 
     threading.Thread(target=run, daemon=True).start()
-    try:
-        good, value = result.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer for {seconds:.0f} s") from None
+    while True:
+        left = (moved() if moved else begun) + seconds - time.monotonic()
+        try:
+            good, value = result.get(timeout=max(left, 0.01))
+            break
+        except queue.Empty:
+            if left <= 0:
+                raise TimeoutError(f"no answer for {seconds:.0f} s") from None
     if not good:
         raise value
     return value
@@ -128,5 +145,5 @@ def explain(url: str, error: Exception) -> StorageError:
     reason = re.sub(r"\S{20,}", "…", " ".join(text.split()))  # long words may be keys
     return StorageError(
         f"{place} does not answer ({printable(reason)[:200]}): check the network and the store's "
-        "endpoint, then start again"
+        "endpoint"
     )

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,10 +45,10 @@ def latest(
         ValueError: the folder is of another network or other data, or its run has ended with other
             settings; the message has the differences.
     """
-    meta = checkpoints.meta()
+    meta, folder = checkpoints.meta(), checkpoints.place.removesuffix("/checkpoints")
     if meta is not None:
         try:
-            _refuse_mismatch(meta, run.meta, checkpoints.directory.parent)
+            _refuse_mismatch(meta, run.meta, folder)
             number = max(checkpoints.steps(), default=0)
             was, run = _as_saved(run, meta), _moved(run, meta, number)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
@@ -61,7 +60,7 @@ def latest(
             changed = checkpoint.diff(saved, config)
         except _FOREIGN as error:
             raise ValueError(
-                f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
+                f"the metadata of the checkpoint in {folder} are not those of a run "
                 f"({checkpoint.brief(error)}): start afresh in another --workdir"
             ) from error
         if meta.get("lost_groups") and verbose:
@@ -83,15 +82,15 @@ def latest(
             how = "has ended" if number >= was.total_steps else f"is at step {number:,} already"
             how = "was begun" if as_begun else how
             raise ValueError(
-                f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
+                f"the run in {folder} {how} with other settings, and its "
                 f"result would be another's: {'; '.join(lines)}; remove that run, name another "
-                f"folder, or start from its weights ({_from(checkpoints.directory.parent)})"
+                f"folder, or start from its weights ({_from(folder)})"
             )
         was = meta.get("origin")
         if was and (as_begun or ended) and origin(run) not in ("", was):
             raise ValueError(
                 f"init.from={run.config.init['from']} holds another network than when the run in "
-                f"{checkpoints.directory.parent} was begun, and its result would be another's: "
+                f"{folder} was begun, and its result would be another's: "
                 "remove that run, or name another folder"
             )
         if changed and verbose:
@@ -219,7 +218,7 @@ def _meaning(key: str, value: Any) -> Any:
     return init_from.without_commit(value) if key == "init.from" else value
 
 
-def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
+def _refuse_mismatch(saved: dict, wanted: dict, workdir: str) -> None:
     """Refuses a checkpoint of another network, other classes or data; settings that may have caused
     the differences come first."""
     sizes = [
@@ -255,9 +254,9 @@ def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
         )
 
 
-def _from(workdir: Path) -> str:
+def _from(workdir: str) -> str:
     """The words of a command that starts from a run's weights in another folder."""
-    return f"--config.init.from={shlex.quote(str(workdir))} --workdir=ANOTHER"
+    return f"--config.init.from={shlex.quote(workdir)} --workdir=ANOTHER"
 
 
 def _sizes(config: dict) -> Any:

@@ -28,7 +28,10 @@ from hsvit_jax.train.run_spec import Run
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """A finished run: its folder, its last step, and evaluations of its best checkpoint."""
+    """A finished run: its folder, its last step, and evaluations of its best checkpoint.
+
+    workdir: of a URL its copy on this machine, which is removed when the process ends.
+    """
 
     workdir: Path
     step: int
@@ -61,7 +64,8 @@ def train(
 
     Args:
         config: as a config file's `get_config` returns it.
-        workdir: the run's folder, which all processes see; made if it is not there.
+        workdir: the run's folder, made if it is not there: the URL of an object store, such as
+            gs://bucket/run, or a folder which all processes see.
         dataset: to use instead of loading config.data.name.
         devices: all of jax's when left out.
         stall_timeout: seconds without a step or a finished save after which the process ends with
@@ -81,7 +85,7 @@ def train(
     """
     config = config_lib.resolve(config)  # keys may have been assigned
     metrics.check_loggers(config.train.loggers)
-    started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
+    started, given, lead = time.monotonic(), str(workdir), coordination.is_lead()
     several, verbose = coordination.count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
@@ -95,9 +99,9 @@ def train(
         gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
         if begun and gone and dataset is None:
             raise ValueError(
-                f"{name} is not there, with which the run in {workdir} was begun. To go on with "
+                f"{name} is not there, with which the run in {given} was begun. To go on with "
                 f"data that have moved: --config=NETWORK:{kind}=NEW "
-                f"--workdir={shlex.quote(str(workdir))}"
+                f"--workdir={shlex.quote(given)}"
             )
         options = {"devices": devices, "verbose": verbose, "workdir": workdir}
         run = prepare(config, dataset=dataset, **options)
@@ -106,6 +110,7 @@ def train(
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
 
     with contextlib.ExitStack() as stack:
+        workdir = stack.enter_context(workdir_lib.staged(given))
         # The same numbers wherever the run goes on, and on every process.
         stack.enter_context(jax.threefry_partitionable(True))
         run, checkpoints = coordination.agree(open_run)
@@ -135,7 +140,7 @@ def train(
                 stop.check(first)
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
-        bar.say(_opening(run, first, workdir))
+        bar.say(_opening(run, first, given))
         if verbose and not first and not run.config.init.cache:
             with metrics.forgiven("picture of the first batch"):
                 batches_lib.draw_first(run, workdir / "batch.png")
@@ -145,8 +150,8 @@ def train(
         state = loop.take_steps(state)
         last = int(state["step"])
         best_step, state, validation, test = loop.conclude(state)
+        curves = metrics.draw_curves(workdir, workdir.name) if lead else None
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
-    curves = metrics.draw_curves(workdir, workdir.name) if lead else None
     seconds = time.monotonic() - started
     result = Result(workdir, last, best_step, parameters, test, validation, seconds, curves)
     for callback in callbacks if lead else ():
@@ -204,7 +209,7 @@ def _devices(mesh: jax.sharding.Mesh) -> str:
     return f", on {mesh.size}{of} {mesh.devices.flat[0].device_kind} ({axes})"
 
 
-def _opening(run: Run, first: int, workdir: Path) -> str:
+def _opening(run: Run, first: int, place: str) -> str:
     """Four lines on the data, the network, the length of the run and its folder."""
     config, source = run.config, run.config.init["from"]
     train, val, test = (f"{len(getattr(run.dataset, x)):,}" for x in ("train", "val", "test"))
@@ -236,5 +241,5 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
         f"network  {network}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
         f"length   {run.total_steps:,} steps of {config.train.batch} images ({epochs}), "
         f"{warmup_text}; {recipe}\n"
-        f"folder   {workdir}{on_test if config.train.select_on == 'test' else ''}"
+        f"folder   {place}{on_test if config.train.select_on == 'test' else ''}"
     )

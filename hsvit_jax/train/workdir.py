@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, checkpoint
+from hsvit_jax import artifacts, checkpoint, storage
 from hsvit_jax.runtime import coordination
 
 # The files of a run, which must not be links: one might lead out of the folder.
@@ -59,6 +59,25 @@ def programs() -> str:
         **{f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in settings},
     }
     return "\n".join(f"{name}={value}" for name, value in found.items())
+
+
+@contextlib.contextmanager
+def staged(place: str | Path) -> Iterator[Path]:
+    """Yields the folder in which a run works: of a URL each process's copy, which process 0 sends.
+
+    Raises:
+        ValueError: the object store cannot be written, or another run uses the folder.
+    """
+    if not storage.is_url(place):
+        yield storage.local(place)
+        return
+    mirror = coordination.agree(lambda: storage.Mirror(storage.whole_url(place)))
+    coordination.check_same("work folder", mirror.url)
+    with contextlib.ExitStack() as stack:
+        lead = coordination.is_lead()
+        coordination.agree(lambda: lead and stack.enter_context(mirror.owned()))
+        coordination.agree(lambda: mirror.pull(everything=lead))
+        yield mirror.folder
 
 
 @contextlib.contextmanager
@@ -107,12 +126,12 @@ def check_apart(data_name: str, folder: Path, flag: str = "--workdir") -> None:
 
 
 def check_shared(workdir: Path) -> None:
-    """Checks that all processes see the same folder: each writes its part of a checkpoint.
+    """Checks that all processes see the same folder, where each writes its part of a checkpoint.
 
     Raises:
         ValueError: this process does not see process 0's.
     """
-    if coordination.count() == 1:
+    if coordination.count() == 1 or storage.of(workdir):
         return
     token = coordination.from_lead(f"{os.getpid()}-{time.time_ns()}")
     mark = workdir / ".job"
@@ -123,7 +142,7 @@ def check_shared(workdir: Path) -> None:
         if time.monotonic() > deadline:
             raise ValueError(
                 f"the work folder {workdir.absolute()} is not the one of process 0: --workdir must "
-                "be on a file system that all processes share"
+                "be a URL such as gs://bucket/run, or on a file system that all processes share"
             )
         time.sleep(0.2)
 

@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hsvit_jax import storage
+
 _FILE = "model.safetensors"
 #: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
 _DESCRIPTIONS = ("preprocessor_config.json", "config.json")
@@ -18,9 +20,9 @@ def locate(source: str | os.PathLike) -> Path:
     checkpoints, gives that file.
 
     Args:
-      source: a path, 'zoo:NAME', or 'hub:OWNER/NAME', with '@REVISION' behind it where it is not to
-        be the newest; the hub's files are kept in its own cache, which also serves without a
-        network.
+      source: a path, the URL of a run in an object store, 'zoo:NAME', or 'hub:OWNER/NAME', with
+        '@REVISION' behind it where it is not to be the newest. The hub's files are kept in its own
+        cache, which also serves without a network.
 
     Raises:
       ValueError: there is no network of that name, the hub cannot be read, or a folder holds the
@@ -31,7 +33,7 @@ def locate(source: str | os.PathLike) -> Path:
         return _of_zoo(name)
     if colon and kind == "hub":
         return _of_hub(name)
-    path = Path(os.path.expanduser(source))
+    path = storage.local(source)
     published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()
     return path / _FILE if published else path
 
