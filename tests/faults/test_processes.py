@@ -327,7 +327,7 @@ def test_a_cut_between_two_hosts(tmp_path, command, hosts):
     options = {"twist": ("kill", 9, 0), "SILENCE": "20", "JAX_NUM_CPU_DEVICES": "1"}
     run, errors, place = tmp_path / "run", "", f"--distributed={hosts.address(0)}:8476,2,"
     both = [
-        command(run, *settings, flags=(f"{place}{i}", *RECOVERABLE), host=hosts[i], **options)
+        command(run, *settings, flags=(f"{place}{i}", *RECOVERABLE), host=hosts.words(i), **options)
         for i in range(2)
     ]
 
@@ -341,7 +341,7 @@ def test_a_cut_between_two_hosts(tmp_path, command, hosts):
 
     wait_for(lambda: (run / "metrics.jsonl").exists() and steps())
     for seconds in (8, 8, 0):
-        hosts.cut(seconds)
+        hosts.cut(1, seconds)
         before = steps()
         wait_for(lambda before=before: steps() > before + 1)
         lost = metric_lines(run)[-1].get("lost_groups")
