@@ -12,7 +12,7 @@ import numpy as np
 from hsvit_jax import data
 from hsvit_jax.artifacts import csv_text
 from hsvit_jax.classifier.classifier import Classifier
-from hsvit_jax.data.listing import tell_others, walk
+from hsvit_jax.data.listing import walk, warn_of_others
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import one_line, printable
 
@@ -32,7 +32,7 @@ def listed(paths: Sequence[str]) -> list[Path]:
             files.append(path)
             continue
         tree = walk(path)
-        tell_others(tree)
+        warn_of_others(tree)
         files += [Path(file.path) for file in tree.files]
     if not files:
         raise ValueError(f"no images in {', '.join(paths)}: name image files or folders of them")
