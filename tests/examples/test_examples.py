@@ -47,6 +47,7 @@ def files(tmp_path_factory):
         ),
         ("custom_loop", ("2",), r"step 0: loss \d\.\d+\ntest accuracy \d"),
         ("towers", SHORT, r"4 devices: test accuracy \d"),
+        ("draw_shapes", ("shapes",), r"240 pictures"),
         pytest.param("export_onnx", (), r"\n1 \d+\.\d%\n0 \d", marks=ONNX),
     ],
 )
