@@ -31,7 +31,7 @@ COMMAND = Command(
 
 def run(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
-    from hsvit_jax.run_report.fit import fit
+    from hsvit_jax.run_report import fit
     from hsvit_jax.runtime import cluster, coordination, signals
 
     values = request.flags
