@@ -60,7 +60,7 @@ def test_a_page_holds_everything_and_fetches_nothing(page):
     assert "http" not in page.replace("http-equiv", "")
     assert "python <b>train</b>" in read.text and "\x1b" not in page
     assert "val accuracy on 21 images; 95 % interval" in text
-    before = text.partition("test, at the end of training, accuracy on 23 images")[0]
+    before = text.partition("final test accuracy on 23 images")[0]
     assert before.split()[-1] == "30.00%"  # by this very checkpoint
     assert "--config.train.batch=16" in text
 
@@ -207,7 +207,7 @@ def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     found = findings.find(trained, dataset, "val")
     assert found.wrong == found.unsure == []
     path = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
-    assert path.read_text("utf-8").count("0 of 0 shown") == 2
+    assert path.read_text("utf-8").count("No image is misclassified.") == 1
 
 
 def test_logits_that_are_not_finite_are_no_predictions():
