@@ -169,7 +169,7 @@ def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
     """Random feature maps of the sizes that are pooled, and each one's (window, stride)."""
     sizes = model.config
     (rows, columns), maps, pools = sizes.image_size, [], []
-    if sizes.convolution:
+    if sizes.convolves:
         blocks = (sizes.conv_channels, sizes.conv_kernels, sizes.pool_strides)
         for channels, window, stride in zip(*blocks, strict=True):
             if stride > 1:

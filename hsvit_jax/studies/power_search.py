@@ -13,7 +13,7 @@ import optax
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import train
-from hsvit_jax.models.vit import deit, token_pruning
+from hsvit_jax.models.vit import deit
 from hsvit_jax.runtime import signals
 from hsvit_jax.studies import engine
 from hsvit_jax.train import resume, step
@@ -78,7 +78,7 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
             "optim.learning_rate"
         )
     params = jax.device_get(state["params"])
-    retained = token_pruning.learned_schedule(
+    retained = deit.learned_schedule(
         np.asarray(params.pop("retention")["ranks"]), cls=run.model.config.cls
     )
     pruned = run.config.filled({"model.retained": retained})

@@ -158,7 +158,7 @@ def _vix_settings(family: Family, tensors: Tensors, given: Given) -> Given:
 
 
 def _vix(c: Any, keys: Collection[str]) -> Table:
-    if c.mixing.mixer == "mlp_mixer":
+    if c.mixer == "mlp_mixer":
         start = len(c.stem_widths) + 1 if c.stem_channels else 2
         table = {
             "patches/embed/convs/{i}": "{i}",
@@ -174,7 +174,7 @@ def _vix(c: Any, keys: Collection[str]) -> Table:
         "encoder/position": "pos_embedding [1,:,:]",
         "patches/embed/convs/{i}": "to_patch_embedding.{i}",
         "patches/embed/linear": "to_patch_embedding.1",
-        **_block(c.mixing.mixer, "encoder/blocks/{i}", "transformer.layers.{i}."),
+        **_block(c.mixer, "encoder/blocks/{i}", "transformer.layers.{i}."),
         "head/norm": "mlp_head.0",
         "head/linear": "mlp_head.1",
     }
@@ -205,12 +205,12 @@ def _levix(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", "backbone.0.layers.{i}."
     table = {
         "stem/convs/{i}": "conv_embedding.{i}",
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}0."),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}0."),
         f"{block}/feed_forward/up": f"{theirs}1.net.0 [:,:,1,1]",
         f"{block}/feed_forward/down": f"{theirs}1.net.3 [:,:,1,1]",
         "head": "mlp_head",
     }
-    if c.mixing.mixer == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
+    if c.mixer == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
         places = {"query": ("to_q", 0), "key": ("to_k", 0), "value": ("to_v", 0)}
         for ours, (name, place) in (*places.items(), ("out", ("to_out", 1))):
             table[f"{block}/mixer/{ours}"] = f"{theirs}0.{name}.{place} [:,:,1,1]"
@@ -261,14 +261,14 @@ def _ccx(c: Any, keys: Collection[str]) -> Table:
         "encoder/position": "classifier.positional_emb [1,:,:]",
         f"{block}/norm1": f"{theirs}.pre_norm",
         f"{block}/norm2": f"{theirs}.norm1",
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}.self_attn."),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}.self_attn."),
         f"{block}/feed_forward/up": f"{theirs}.linear1",
         f"{block}/feed_forward/down": f"{theirs}.linear2",
         "head/norm": "classifier.norm",
         "head/pool": "classifier.attention_pool",
         "head/linear": "classifier.fc",
     }
-    if c.mixing.mixer == "softmax":
+    if c.mixer == "softmax":
         table[f"{block}/mixer/qkv"] = f"{theirs}.self_attn.qkv"
         table[f"{block}/mixer/out"] = f"{theirs}.self_attn.proj"
     return table
@@ -304,13 +304,13 @@ def _cvx(c: Any, keys: Collection[str]) -> Table:
         "stage{s}/conv": "layers.{s}.0",
         **_channel_norm("stage{s}/norm", "layers.{s}.1"),
         **_channel_norm(f"{block}/norm1", f"{theirs}0.norm"),
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}0.fn."),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}0.fn."),
         **_channel_norm(f"{block}/norm2", f"{theirs}1.norm"),
         f"{block}/feed_forward/up": f"{theirs}1.fn.net.0 [:,:,1,1]",
         f"{block}/feed_forward/down": f"{theirs}1.fn.net.3 [:,:,1,1]",
         "head": f"layers.{len(c.depths) + 2}",
     }
-    if c.mixing.mixer == "softmax":
+    if c.mixer == "softmax":
         for ours, name, wide in (("q", "to_q", "query"), ("kv", "to_kv", "key_value")):
             net = f"{theirs}0.fn.{name}.net"
             table[f"{block}/mixer/{ours}_conv"] = f"{net}.0"
@@ -359,7 +359,7 @@ def _pix(c: Any, keys: Collection[str]) -> Table:
     }
     for i in range(len(c.depths)):
         stage, theirs = f"encoder/stages/{i}/{{j}}", f"layers.{2 * i}.layers.{{j}}."
-        table |= _block(c.mixing.mixer, stage, theirs)
+        table |= _block(c.mixer, stage, theirs)
         pool, theirs = f"encoder/pools/{i}", f"layers.{2 * i + 1}"
         table[f"{pool}/conv"] = f"{theirs}.downsample.net.0"
         table[f"{pool}/mix"] = f"{theirs}.downsample.net.1 [:,:,1,1]"
