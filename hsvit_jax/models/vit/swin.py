@@ -5,6 +5,7 @@ divide, and of small ones, as in timm.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,17 +96,10 @@ class WindowAttention(layers.MultiHeadAttention):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        map_size: Size,
-        window: Size,
-        shift: Size,
-        key: Array,
-        bias: bool,
+        self, dim: int, heads: int, map_size: Size, window: Size, shift: Size, key: Array, **how: Any
     ) -> None:
         qkv_key, bias_key = jax.random.split(key)
-        super().__init__(dim, heads, qkv_key, bias=bias, init="normal")
+        super().__init__(dim, heads, qkv_key, init="normal", **how)
         self.map_size, self.window, self.shift = map_size, window, shift
         offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
         self.offset_bias = nnx.Param(0.02 * layers.normal(bias_key, (offsets, heads)))
@@ -168,9 +162,8 @@ class Stage(layers.Encoder):
         self.merging = Merging(*before, dim, merge_key) if number else None
         for i, block_key in enumerate(keys):
             mix_key, feed_key = jax.random.split(block_key)
-            mixer = WindowAttention(
-                *(dim, c.heads[number], maps[number], *c.window(number, i), mix_key, c.qkv_bias)
-            )
+            sizes = (dim, c.heads[number], maps[number], *c.window(number, i))
+            mixer = WindowAttention(*sizes, mix_key, bias=c.qkv_bias)
             hidden = scaled(dim, c.mlp_ratio)
             feed_forward = layers.FeedForward(dim, hidden, feed_key, init="normal")
             self.blocks.append(layers.Block(dim, mixer, feed_forward, drop_path=rates[i]))
