@@ -96,7 +96,14 @@ class WindowAttention(layers.MultiHeadAttention):
     """
 
     def __init__(
-        self, dim: int, heads: int, map_size: Size, window: Size, shift: Size, key: Array, **how: Any
+        self,
+        dim: int,
+        heads: int,
+        map_size: Size,
+        window: Size,
+        shift: Size,
+        key: Array,
+        **how: Any,
     ) -> None:
         qkv_key, bias_key = jax.random.split(key)
         super().__init__(dim, heads, qkv_key, init="normal", **how)
