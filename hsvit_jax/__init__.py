@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hsvit_jax.data import from_examples as from_examples
     from hsvit_jax.models import Family as Family
     from hsvit_jax.models import register as register
-    from hsvit_jax.run_report.fit import fit as fit
+    from hsvit_jax.run_report import fit as fit
     from hsvit_jax.train import Callback as Callback
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ _LAZY = {
     "Classifier": ("classifier", "Classifier"),
     "Family": ("models", "Family"),
     "build_model": ("classifier", "build_model"),
-    "fit": ("run_report.fit", "fit"),
+    "fit": ("run_report", "fit"),
     "from_arrays": ("data", "from_arrays"),
     "from_csv": ("data", "from_csv"),
     "from_examples": ("data", "from_examples"),

@@ -13,20 +13,21 @@ FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-HEAVY = {"tensorflow_datasets", "PIL", "matplotlib", "orbax", "tensorboardX", "torch"}
+HEAVY = {"fsspec", "tensorflow_datasets", "PIL", "matplotlib", "orbax", "tensorboardX", "torch"}
 
 #: Floor, its rooms (folders or files at the top of the package), and the rooms that each of them
 #: may import beside `text`; "*" is every room of a lower floor.
 FLOORS = (
     (0, "text", ""),
-    (1, "artifacts augment checkpoint data mesh ops runtime", ""),
+    (1, "artifacts augment mesh ops runtime storage", ""),
+    (2, "checkpoint data", "storage"),
     (2, "models", "ops"),
     (3, "config", "models"),
     (4, "planner", "artifacts config mesh models ops"),
-    (4, "weights", "artifacts checkpoint config models ops"),
-    (5, "train", "artifacts augment checkpoint config data mesh models runtime weights"),
+    (4, "weights", "artifacts checkpoint config models ops storage"),
+    (5, "train", "artifacts augment checkpoint config data mesh models runtime storage weights"),
     (6, "classifier", "artifacts augment checkpoint config data mesh models runtime train weights"),
-    (7, "cli", "artifacts config runtime"),
+    (7, "cli", "artifacts config runtime storage"),
     (7, "benchmark export run_report serve studies", "*"),
     (8, "commands", "*"),
     (9, "main", "cli commands runtime"),
@@ -112,9 +113,9 @@ def upward(files: dict[str, set[str]]) -> list[str]:
 def test_the_walk_sees_what_it_must():
     tree = ast.parse(
         "import os\nfrom hsvit_jax import mesh\nif TYPE_CHECKING:\n    import PIL\n"
-        "def f():\n    from hsvit_jax.data import stream\nclass A:\n    import orbax\n"
+        "def f():\n    from hsvit_jax.data import cache\nclass A:\n    import orbax\n"
     )
-    assert own(tree) == {"mesh", "data.stream"}
+    assert own(tree) == {"mesh", "data.cache"}
     assert sorted(at_import_time(tree)) == ["hsvit_jax.mesh", "orbax", "os"]
     assert upward({"models.vit.vit": {"mesh"}}) == ["models.vit.vit imports mesh"]
     assert upward({"models.vit.vit": {"models.convnets.resnet"}})

@@ -1,5 +1,4 @@
-"""A trained network in files: one of this package, a folder for the Hugging Face hub, a state dict
-with the authors' names, or programs that run without this package."""
+"""Writes a trained network as a file, a hub folder, a PyTorch state dict, or programs."""
 
 import json
 import re
@@ -19,11 +18,10 @@ from hsvit_jax.weights.stored import Stored
 
 
 def describe(stored: Stored, source: str) -> dict[str, Any]:
-    """Describes a network for whoever gets its file: no path of this machine is in it.
+    """Describes a network for users of its file, without paths of this machine.
 
     Args:
-      source: the folder of the run or its checkpoints; the run's metrics of this step are the
-        figures measured.
+      source: the folder of the run or its checkpoints, whose metrics are the figures measured.
     """
     config = stored.config.copy_and_resolve_references().to_dict()
     kind, equals, path = config["data"]["name"].partition("=")
@@ -33,7 +31,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
     start = config["init"]["from"]
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
-    given = stored.meta.get("measured")  # of a file
+    given = stored.meta.get("measured")  # of an exported file
     given = given.items() if isinstance(given, dict) else ()
     lines = [{**x, "split": name, "step": stored.step} for name, x in given if isinstance(x, dict)]
     lines += metrics.read_metrics(sources.run_folder(source) / "metrics.jsonl")
@@ -52,7 +50,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
 
 
 def _file(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, bytes]:
-    """Returns one file with all that `hsvit_jax.load` needs."""
+    """Returns one file for `hsvit_jax.load`."""
     return {out: release.pack({"params": stored.params, "stats": stored.stats}, about)}
 
 
@@ -60,8 +58,7 @@ def _reference(stored: Stored, about: dict[str, Any], out: str, _: None = None) 
     """Returns a state dict with the names and layouts of the authors' PyTorch code."""
     if "lost_groups" in about:
         raise ValueError(
-            "the authors' code has no weight of 0 for groups that were lost in training: use "
-            "another format"
+            "the authors' code cannot leave lost groups without votes: use another format"
         )
     weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
@@ -72,7 +69,7 @@ def _reference(stored: Stored, about: dict[str, Any], out: str, _: None = None) 
 
 
 def _hub(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, str | bytes]:
-    """Returns what the Hugging Face hub has: a card, the settings as JSON, and the file."""
+    """Returns a folder of the Hugging Face hub: a card, the settings as JSON, and the file."""
     names, data = about["class_names"], about["config"]["data"]
     settings = {
         "model_type": "hsvit_jax",
@@ -105,39 +102,32 @@ def write(
       about: its description.
       out: a file with the format's ending, or a folder.
       form: a key of FORMATS.
-      parts: how many programs to cut it into, beside that of the head; None for one of the whole.
+      parts: number of programs beside that of the head; None for one program.
 
     Returns:
       a line for each file.
 
     Raises:
-      ValueError: `out` holds something else, or the network cannot be written so; nothing is
-        written then.
+      ValueError: `out` holds something else, or the format cannot hold the network; nothing is
+        written.
     """
     if stored.config.eval.tta != "none" and (parts or form == "reference"):
-        about = about | {"measured": {}}  # of more views of an image than what is written has
+        about = about | {"measured": {}}  # measured with more views of an image
     contents = FORMATS[form].contents(stored, about, out.name, parts)
     folder = out.parent
     if parts is not None or not FORMATS[form].ending:
-        folder = out
-        _refuse_others(folder, contents)
+        folder, (sheet, text) = out, next(iter(contents.items()))
+        names = {path.name for path in folder.glob("*")}
+        kept = (folder / sheet).read_text("utf-8", "replace") if sheet in names else ""
+        # Bytes of programs vary.
+        same = kept.partition('"programs"')[0] == text.partition('"programs"')[0]
+        if names and (names - {*contents} or not same):
+            other = f"something else, another network, or an edited {sheet}"
+            raise ValueError(f"{folder} holds {other}: remove it, or name another OUT")
     for name, content in contents.items():
         artifacts.write_file(folder / name, content)
     paths = [folder / name for name in contents]
     return [f"{path}  {artifacts.byte_text(path.stat().st_size)}" for path in paths]
-
-
-def _refuse_others(folder: Path, contents: dict[str, Any]) -> None:
-    """Raises ValueError for a folder whose sheet, the first of the contents, is another one."""
-    sheet, text = next(iter(contents.items()))
-    names = {path.name for path in folder.glob("*")}
-    kept = (folder / sheet).read_text("utf-8", "replace") if sheet in names else ""
-    same = kept.partition('"programs"')[0] == text.partition('"programs"')[0]  # whose bytes vary
-    if names and (names - {*contents} or not same):
-        raise ValueError(
-            f"{folder} holds something else, another network, or an edited {sheet}: remove it, or "
-            "name another OUT"
-        )
 
 
 def card(about: dict[str, Any], parameters: int) -> str:
@@ -151,9 +141,9 @@ class Format(NamedTuple):
     """A format.
 
     Attributes:
-      ending: of its file's name; a folder has none.
-      contents: a network, its description, OUT's name and a number of parts → files by name, of
-        a folder first the one that says what is in it.
+      ending: of its file's name; '' for a folder.
+      contents: maps a network, its description, OUT's name and a number of parts to files by
+        name; a folder's first file describes it.
     """
 
     ending: str
@@ -167,5 +157,5 @@ FORMATS = {
     "stablehlo": Format(".stablehlo", partial(programs.contents, programs.stablehlo)),
     "onnx": Format(".onnx", partial(programs.contents, programs.onnx)),
 }
-#: Those of which parts can be written.
+#: The formats that can be cut into parts.
 PROGRAMS = ("stablehlo", "onnx")

@@ -1,8 +1,8 @@
 """Trained networks as programs that run without this package: StableHLO and ONNX.
 
-A program takes uint8 images, any number of them, and has normalisation and weights in it. It is
-traced with the formulas of accelerators, whose batch may be symbolic. `--parts` writes one program
-for each part of the network and one for the head (`models.hsvit.parts`).
+A program takes any number of uint8 images and contains normalisation and weights. It is traced with
+the formulas of accelerators, whose batch may be symbolic. `--parts` writes one program for each
+part of the network and one for the head (`models.hsvit.parts`).
 """
 
 import copy
@@ -36,11 +36,11 @@ class Program:
 
     Attributes:
       name: of its file, without the suffix.
-      function: of the trees and the inputs.
+      function: takes the trees and the inputs.
       trees: parameters and statistics.
-      inputs: shapes without the batch, and dtypes; () for a scalar.
-      outputs: their names.
-      groups: numbers of the attention groups that are computed by it.
+      inputs: shapes without the batch, and dtypes, by name; () is a scalar's shape.
+      outputs: names.
+      groups: numbers of the attention groups that it computes.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Program:
 
 
 def whole(stored: Stored, name: str) -> list[Program]:
-    """Returns the network as one program, averaged over the views of eval.tta as by `predict`."""
+    """Returns the network as one program that averages the views of eval.tta as `predict` does."""
     model, normalise = stored.model, _normalise(stored)
 
     def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Unused, as nothing is dropped: jax2onnx cannot reshape an arange over a free batch.
+        # Unused without dropout; jax2onnx cannot reshape the default, an arange over the batch.
         ids_B = images_BHWC[:, 0, 0, 0].astype(jnp.int32)
         views_VBHWC = evaluate.tta_views(normalise(images_BHWC), stored.config.eval.tta)
 
@@ -90,11 +90,7 @@ def whole(stored: Stored, name: str) -> list[Program]:
 
 
 def in_parts(stored: Stored, count: int) -> list[Program]:
-    """Returns a program for each of `count` parts, and the head's.
-
-    Raises:
-      ValueError: the network cannot be cut so.
-    """
+    """Returns a program for each of `count` parts, and the head's; ValueError if uncuttable."""
     trees = stored.params, stored.stats
     cut, head = parts_lib.cut(stored.model, *trees, count, _normalise(stored))
 
@@ -116,14 +112,10 @@ def in_parts(stored: Stored, count: int) -> list[Program]:
 
 
 def stablehlo(program: Program) -> bytes:
-    """Serialises a program for `jax.export.deserialize`, to run on a CPU, GPU or TPU.
-
-    Raises:
-      ValueError: the package flatbuffers is not installed.
-    """
+    """Serialises a program for `jax.export.deserialize`, to run on a CPU, GPU or TPU."""
     from jax import export
 
-    # Of this machine, in the program's notes of where an operation was written.
+    # A program notes the files that wrote its operations; their folders are this machine's.
     folders = "jax_hlo_source_file_canonicalization_regex"
     before = getattr(jax.config, folders)
     jax.config.update(folders, ".*/")
@@ -143,12 +135,7 @@ def stablehlo(program: Program) -> bytes:
 
 
 def onnx(program: Program) -> bytes:
-    """Converts a program to ONNX, and runs it once to compare it.
-
-    Raises:
-      ValueError: jax2onnx is not installed, has no counterpart of an operation, or its program
-        gives other numbers.
-    """
+    """Converts a program to ONNX, runs it, and raises ValueError if its numbers differ."""
     try:
         import jax2onnx
         import onnxruntime
@@ -159,17 +146,17 @@ def onnx(program: Program) -> bytes:
         ) from None
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every unknown shape
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; it warns of constants that a loop has no use for
+    options.log_severity_level = 3  # errors; it warns of a loop's unused constants
     names = {"input_names": [*program.inputs], "output_names": [*program.outputs]}
     with conv.as_on_accelerators():
         try:
             shapes = program.shapes("batch")
             converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
             session = onnxruntime.InferenceSession(converted, options)
-        except Exception as error:  # whatever a plug-in of it, or the runtime, is caught by
+        except Exception as error:  # Plug-ins and runtimes raise arbitrary exceptions.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"jax2onnx cannot convert this network, take --format=stablehlo: {reason}"
+                f"jax2onnx cannot convert this network, use --format=stablehlo: {reason}"
             ) from error
         rng = np.random.default_rng(0)
         given = [rng.integers(1, 256, s.shape).astype(s.dtype) for s in program.shapes(2)]
@@ -180,10 +167,8 @@ def onnx(program: Program) -> bytes:
     for name, ours, theirs in zip(program.outputs, wanted, found, strict=True):
         error, size = np.abs(ours - theirs).max(), np.abs(ours).max()
         if not error <= 1e-4 * max(size, 1e-3):
-            raise ValueError(
-                f"the ONNX program of {program.name} is wrong: its {name} differ by {error:.2g} of "
-                f"{size:.2g}; take --format=stablehlo"
-            )
+            wrong = f"the ONNX program of {program.name} is wrong: its {name} differ by"
+            raise ValueError(f"{wrong} {error:.2g} of {size:.2g}; use --format=stablehlo")
     return converted
 
 
@@ -201,13 +186,10 @@ def contents(
       stored: the network.
       about: its description.
       out: name of the file.
-      parts: how many to cut it into; None for one program of the whole network.
-
-    Raises:
-      ValueError: the network cannot be written so.
+      parts: number of parts; None for one program of the whole network.
     """
     form = convert.__name__
-    if convert is onnx:  # whose runtime computes in float32 on a CPU
+    if convert is onnx:  # ONNX runtimes compute in float32 on a CPU
         model = copy.copy(stored.model)
         model.dtype = jnp.dtype(jnp.float32)
         stored = stored._replace(model=model)

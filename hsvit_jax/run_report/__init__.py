@@ -1,33 +1,59 @@
 """A run as one self-contained HTML file, which training also writes at its end."""
 
+import dataclasses
 import datetime
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from hsvit_jax import artifacts, classifier, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.run_report import findings, measures, page
+from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few, note
 from hsvit_jax.train import evaluate, metrics
 
+_LONGEST_REPORT = 6 * 3600.0  # seconds
+
+
+def fit(
+    config: ml_collections.ConfigDict, workdir: str | Path, *, report: bool = True, **options: Any
+) -> train.Result:
+    """Trains as `hsvit_jax.train.train` does, and writes the run's report.
+
+    Args:
+      config, workdir, options: those of `train.train`, which also raises.
+      report: whether to write it.
+
+    Returns:
+      the finished run.
+    """
+    started, result = time.monotonic(), train.train(config, workdir, **options)
+    if report and coordination.is_lead():
+        path = write_after_training(result.workdir, options.get("dataset"))
+        result = dataclasses.replace(result, report=path, seconds=time.monotonic() - started)
+    if report:  # jax ends a job five minutes after the first of its processes
+        coordination.wait_for_lead("report", _LONGEST_REPORT)
+    return result
+
 
 def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
-    """Writes the report of a run that has just ended; None, with a note, where that fails."""
+    """Writes the report of a run that has just ended; notes a failure and returns None."""
     try:
         trained = classifier.load(folder, devices=jax.local_devices())
         return write(trained, folder, folder / "report.html", dataset=dataset)
     except Exception as error:  # whatever it is, the run is done and saved
         note(f"no report ({type(error).__name__}: {error})")
-        return None
     except KeyboardInterrupt:
         note(f"no report (Ctrl-C): the run is done and saved; hsvit report {folder} writes it")
-        return None
+    return None
 
 
 def write(
@@ -38,13 +64,13 @@ def write(
     split: str = "val",
     dataset: data.Dataset | None = None,
 ) -> Path:
-    """Writes a report on a trained network, and beside it what is predicted wrongly, as a CSV.
+    """Writes a report on a trained network and, beside it, a CSV file of its wrong predictions.
 
     Args:
       folder: of its run, for the curves and the environment.
       path: of the HTML file.
-      split: to evaluate; where the data has no 'val', the run was chosen on 'test', which is taken.
-      dataset: to use instead of loading the one of its configuration.
+      split: to evaluate; 'val' becomes 'test' for data without validation images.
+      dataset: replaces the data set that the configuration names.
 
     Returns:
       `path`.
@@ -52,13 +78,11 @@ def write(
     Raises:
       ValueError: the data has no such split or other classes.
     """
-    config = trained.config
-    if dataset is None:
-        dataset = train.load_data(config)
+    config, names = trained.config, trained.class_names
+    dataset = train.load_data(config) if dataset is None else dataset
     split = "test" if split == "val" and not len(dataset.val) else split
     if not len(getattr(dataset, split)):
         raise ValueError(f"{config.data.name} has no {split} split here")
-    names = trained.class_names
     if dataset.info.class_names != names[: dataset.info.num_classes]:
         raise ValueError(
             f"{config.data.name} has other classes ({few(dataset.info.class_names)}) "
@@ -128,7 +152,7 @@ def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
             about = dict(json.loads(file.read_bytes()))
             recorded = {str(name): str(value) for name, value in about.items()}
         except (TypeError, ValueError, RecursionError) as error:
-            note(f"{file} is damaged, and is left out: {error}")
+            note(f"{file} is damaged and left out of the report: {error}")
     return recorded | {
         "data": trained.config.data.name,
         "fingerprint of the data": str(trained.fingerprint),

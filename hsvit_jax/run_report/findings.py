@@ -1,4 +1,4 @@
-"""The contents of a report, computed: predictions, calibration, hard images, augmentation.
+"""Computes what a report shows: predictions, calibration, hard images, augmentation.
 
 N images, G groups, K classes; R rows and columns of a heat map.
 """
@@ -20,7 +20,7 @@ from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import measures
 from hsvit_jax.train import batches, evaluate, step
 
-# So that a report costs seconds: what is evaluated and shown at most.
+# A report costs seconds: these bound what it evaluates and shows.
 _MOST_IMAGES, _MOST_SHOWN, _SECONDS = 10_000, 12, 15.0
 _ROWS = 7  # of a heat map
 _AUGMENTED = 4, 5  # images, variants of each
@@ -33,9 +33,8 @@ class Example:
     Attributes:
       name: of its file, or its place in the split.
       label: its true class.
-      heat_RR: how far the prediction's probability falls when that part of the image is covered;
-        None where `_SECONDS` were over.
-      votes: groups by the class that each would name alone; empty for a network without groups.
+      heat_RR: fall of the prediction's probability by covered part; None after `_SECONDS`.
+      votes: number of groups by the class that each names alone; empty without groups.
     """
 
     name: str
@@ -48,16 +47,15 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All that is computed for a report.
+    """The results that a report shows.
 
     Attributes:
       confusion_KK: rows: the true class, columns: the predicted one.
       as_trained, fitted: calibration without and with the temperature that fits validation.
       wrong, unsure: the most wrong and the least sure images.
-      mistakes: for every wrong image, the most wrong first, its name, its class, the predicted one
-        and that one's probability.
-      augmented: rows of a training image and of variants of it, each with its target (K,), the
-        image itself with None; empty where the recipe changes no image.
+      mistakes: name, class, predicted class and its probability, the most wrong first.
+      augmented: rows of a training image (target None) and its variants with targets (K,);
+        empty for a recipe that changes no image.
     """
 
     confusion_KK: np.ndarray
@@ -83,7 +81,7 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
         places = np.array([f"{split} image {i}" for i in range(len(part))], object)
         part = dataclasses.replace(part, names=places)
     part = _thinned(part)
-    # Of one size all that follows is one program of `Classifier.logits`.
+    # All that follows has one batch size, hence one program of `Classifier.logits`.
     batch = min(config_lib.eval_batch(config), 1 << (len(part) - 1).bit_length())
     logits_NK, labels_N = _logits(classifier, part, batch), part.labels
     predicted_N = logits_NK.argmax(1)
@@ -101,8 +99,8 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     shown = np.concatenate(chosen)
     images = part.gather(shown) if len(shown) else part.gather([0])[:0]
     heats = _occlusion(classifier, images, p_NK[shown], batch)
-    of_all = images, labels_N[shown], p_NK[shown], heats, _votes(classifier, images)
-    examples = [Example(*of_one) for of_one in zip(part.names[shown], *of_all, strict=True)]
+    columns = images, labels_N[shown], p_NK[shown], heats, _votes(classifier, images)
+    examples = [Example(*row) for row in zip(part.names[shown], *columns, strict=True)]
     confusion_KK = np.zeros((len(classifier.class_names),) * 2, np.int64)
     np.add.at(confusion_KK, (labels_N, predicted_N), 1)
     return Findings(
@@ -136,8 +134,8 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
     logits_NK = np.concatenate(found).astype(np.float64)
     if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
         raise ValueError(
-            f"the logits of {wrong:,} of {len(part):,} images are not finite, and nothing can be "
-            "measured: report an earlier step of the run by --which=STEP"
+            f"the logits of {wrong:,} of {len(part):,} images are not finite: report an earlier "
+            "step with --which=STEP"
         )
     return logits_NK
 
@@ -145,12 +143,10 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 def _occlusion(
     classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
 ) -> list[np.ndarray | None]:
-    """Returns how far the predicted class's probability falls by each covered part, (R, R).
+    """Returns the fall of the predicted class's probability by covered part (R, R).
 
-    Two cells are covered by the data's mean color. Source: Zeiler and Fergus, arXiv 1311.2901,
-    section 4.2.
-
-    None for the images at the end, if a batch more would take longer than `_SECONDS`.
+    A patch two cells wide has the data's mean color. The last images have None if another batch
+    would exceed `_SECONDS`. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2.
     """
     height, width = images_NHWC.shape[1:3]
     color = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
@@ -176,7 +172,7 @@ def _occlusion(
 
 
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
-    """Returns for each image the number of groups by the class they name alone."""
+    """Returns, for each image, the number of groups by the class that each names alone."""
     if not classifier.model.voters:
         return [{}] * len(images_NHWC)
     voted_G = classifier.voters_G > 0

@@ -1,4 +1,4 @@
-"""Measures of predictions: precision, recall and F1 by class, confusions, calibration.
+"""Measures predictions: precision, recall and F1 by class, confusions, calibration.
 
 N images, K classes.
 """
@@ -42,10 +42,11 @@ class Bin(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """How far confidences are accuracies, with the logits divided by a temperature.
+    """Calibration of logits that are divided by a temperature.
 
-    ece: expected calibration error, the mean of |accuracy − confidence| over images by bin.
-    loss: mean cross-entropy in nats.
+    Attributes:
+      ece: expected calibration error, the mean over images of their bin's |accuracy − confidence|.
+      loss: mean cross-entropy in nats.
     """
 
     temperature: float
@@ -57,25 +58,19 @@ class Calibration(NamedTuple):
 def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
     """Returns precision, recall and F1 of each class with Wilson intervals.
 
-    F1 is 2J/(1 + J) of the proportion J = right / (right + wrongly named + missed), and so are the
-    ends of its interval.
+    F1 is 2J/(1 + J), where J = right / (right + wrongly named + missed) is a proportion.
     """
 
-    def f1(right: int, total: int) -> Measure | None:
-        j = proportion(right, total)
-        return j and Measure(*(2 * end / (1 + end) for end in j))
+    def proportion(right: int, total: int) -> Measure | None:
+        return Measure(right / total, *artifacts.wilson(right, total)) if total else None
 
     out = []
     sums = (np.diag(confusion_KK), confusion_KK.sum(0), confusion_KK.sum(1))
     for right, named, there in zip(*map(np.ndarray.tolist, sums), strict=True):
-        precision, recall = proportion(right, named), proportion(right, there)
-        out.append(ClassMeasures(there, precision, recall, f1(right, named + there - right)))
+        j = proportion(right, named + there - right)
+        f1 = j and Measure(*(2 * end / (1 + end) for end in j))
+        out.append(ClassMeasures(there, proportion(right, named), proportion(right, there), f1))
     return out
-
-
-def proportion(right: int, total: int) -> Measure | None:
-    """Returns right / total with its Wilson interval; None of nothing."""
-    return Measure(right / total, *artifacts.wilson(right, total)) if total else None
 
 
 def calibration(
@@ -86,13 +81,13 @@ def calibration(
     confidence_N = np.exp(log_p_NK.max(1))
     right_N = log_p_NK.argmax(1) == labels_N
     place_N = np.minimum((confidence_N * _BINS).astype(int), _BINS - 1)
-    bins, ece = [], 0.0
+    bins = []
     for b in range(_BINS):
         inside = place_N == b
         count = int(inside.sum())
         means = (float(x[inside].mean()) if count else 0.0 for x in (confidence_N, right_N))
         bins.append(Bin(count, *means))
-        ece += count / len(labels_N) * abs(bins[b].accuracy - bins[b].confidence)
+    ece = sum(b.images * abs(b.accuracy - b.confidence) for b in bins) / len(labels_N)
     loss = -float(np.take_along_axis(log_p_NK, labels_N[:, None], 1).mean())
     return Calibration(temperature, ece, loss, tuple(bins))
 
@@ -130,10 +125,10 @@ def confusion_table(confusion_KK: np.ndarray, names: Sequence[str], most: int = 
 
 
 def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Sequence[np.ndarray]:
-    """Returns indices of the `most` most wrong images, and of the least sure of the others.
+    """Returns the indices of the `most` most wrong images and of the least sure others.
 
-    Most wrong: the prediction's probability exceeds the true class's by most. Least sure: the two
-    highest probabilities are closest, and differ by less than a half.
+    An image is wrong by the excess of the prediction's probability over the true class's. It is
+    unsure if its two highest probabilities differ by less than a half.
     """
     top_N2 = np.sort(probabilities_NK, 1)[:, :-3:-1]
     true_N = np.take_along_axis(probabilities_NK, labels_N[:, None], 1)[:, 0]

@@ -1,23 +1,39 @@
-"""The report as one HTML file: page.html filled in, with its pictures inside."""
+"""Fills in page.html, with the pictures of a report inside."""
 
 import base64
 import hashlib
 import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hsvit_jax import artifacts
-from hsvit_jax.run_report import charts, measures
-from hsvit_jax.run_report.findings import Example, Findings
+from hsvit_jax.run_report import measures
+from hsvit_jax.run_report.findings import Findings
 from hsvit_jax.train import metrics
 from hsvit_jax.train.batches import target_text
 
 _MATRIX = 20  # the most classes of a confusion matrix, and the most confusions of a list
 _SMALL = 96  # pixels, up to which an image is shown without smoothing
+_WIDTH, _HEIGHT = 358, 206  # of a chart, whose y axis points down
+_MOST_POINTS = 400  # of a line
+
+
+class Chart(NamedTuple):
+    """A chart: ticks as places with labels, and either lines or bars."""
+
+    title: str
+    x_label: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    lines: Sequence[dict[str, Any]] = ()
+    bars: Sequence[dict[str, Any]] = ()
+    width: int = _WIDTH
+    height: int = _HEIGHT
 
 
 def render(
@@ -33,70 +49,99 @@ def render(
     Args:
       found: what was computed.
       names: of the classes.
-      folder: of the page, which links to files are relative to.
+      folder: of the page; links to files are relative to it.
       lines: of metrics.jsonl.
       size: rows and columns of an image.
-      texts: what the page shows as it is given: title, table_name, split, facts, counts, settings,
-        environment.
+      texts: title, table_name, split, facts, counts, settings, environment.
     """
-    counts_KK = found.confusion_KK
     drawn = [("loss (nats)", "loss"), ("accuracy", "accuracy"), ("learning rate", "learning_rate")]
-    of_all = (
-        ("Most wrong", "The prediction's probability exceeds the true one's.", found.wrong),
-        ("Least sure", "The two highest probabilities are close.", found.unsure),
-    )
     fitted = found.fitted
     both = (("as trained", found.as_trained), (f"temperature {fitted.temperature:.2f}", fitted))
+    most = measures.frequent_confusions(found.confusion_KK, _MATRIX)
     return artifacts.filled(
         Path(__file__).with_name("page.html"),
         names=list(names),
         digest=_digest,
+        picture_of=_data_uri,
+        heat_of=_heat,
+        likeliest=lambda p_K: np.argsort(-p_K, kind="stable")[:3].tolist(),
+        link=lambda name: os.path.relpath(name, folder) if os.path.isfile(name) else "",
+        target_text=lambda target_K: target_text(target_K, names),
         aspect=f"{size[1]} / {size[0]}",
         pixels="pixels" if max(size) <= _SMALL else "",
         columns=max((len(row) for row in found.augmented), default=1),
         curves=[
             chart
             for title, key in drawn
-            for chart in charts.lines(title, metrics.series(lines, key), key == "accuracy")
+            for chart in line_charts(title, metrics.series(lines, key), key == "accuracy")
         ],
-        counts_KK=counts_KK.tolist(),
-        confusions=measures.frequent_confusions(counts_KK, _MATRIX)
-        if len(names) > _MATRIX
-        else None,
-        by_class=measures.by_class(counts_KK),
+        counts_KK=found.confusion_KK.tolist(),
+        confusions=most if len(names) > _MATRIX else None,
+        by_class=measures.by_class(found.confusion_KK),
         calibrations=[
-            charts.reliability(f"{title}: ECE {c.ece:.1%}, loss {c.loss:.4f}", c.bins)
+            reliability_chart(f"{title}: ECE {c.ece:.1%}, loss {c.loss:.4f}", c.bins)
             for title, c in both
         ],
-        examples=[
-            (title, note, [_card(example, folder) for example in examples])
-            for title, note, examples in of_all
-        ],
-        augmented=[
-            [
-                (_data_uri(x), "as it is" if target is None else target_text(target, names))
-                for x, target in row
-            ]
-            for row in found.augmented
-        ],
+        wrong=found.wrong,
+        unsure=found.unsure,
+        augmented=found.augmented,
         **texts,
     )
 
 
-def _card(example: Example, folder: Path) -> dict[str, Any]:
-    """Returns an example as the page shows it, with its likeliest classes first."""
-    p_K, heat_RR, name = example.probabilities_K, example.heat_RR, example.name
-    return {
-        "label": example.label,
-        "p": p_K,
-        "order": np.argsort(-p_K, kind="stable")[:3].tolist(),
-        "image": _data_uri(example.image_HWC),
-        "heat": "" if heat_RR is None else _data_uri(_heat(heat_RR)),
-        "fall": 0 if heat_RR is None else 100 * max(heat_RR.max(), 0),
-        "file": "/".join(Path(name).parts[-2:]),
-        "link": os.path.relpath(name, folder) if os.path.isfile(name) else "",
-        "votes": example.votes,
-    }
+def line_charts(
+    title: str, series: Mapping[str, Sequence[tuple[float, float]]], percent: bool
+) -> list[Chart]:
+    """Returns a chart of lines over steps; an empty list without a point."""
+    points = [point for of_one in series.values() for point in of_one]
+    if not points:
+        return []
+    xs, ys = zip(*points, strict=True)
+    top, form, last = (1.0, ".0%", ".2%") if percent else (1.05 * max(*ys, 1e-9), ",.6g", ".4g")
+    x, x_ticks = _axis(min(0, *xs), max(*xs, 1), 0, _WIDTH, ",.6g")
+    y, y_ticks = _axis(0.0, top, _HEIGHT, 0, form)
+    drawn = []
+    for number, (name, of_one) in enumerate(series.items()):
+        if of_one:
+            some = [*of_one[: -1 : -(-len(of_one) // _MOST_POINTS)], of_one[-1]]
+            places = [(x(step), y(value)) for step, value in some]
+            key = {"number": number, "name": name, "last": format(of_one[-1][1], last)}
+            drawn.append(key | {"points": places})
+    return [Chart(title, "step", x_ticks, y_ticks, lines=drawn)]
+
+
+def reliability_chart(title: str, bins: Sequence[measures.Bin]) -> Chart:
+    """Returns a chart of accuracy by confidence; more images make a bar more opaque."""
+    x, x_ticks = _axis(0, 1, 0, _WIDTH, ".0%")
+    y, y_ticks = _axis(0, 1, _HEIGHT, 0, ".0%")
+    most = max(b.images for b in bins)
+    bars = [
+        {
+            "x": x(i / len(bins)) + 1,
+            "y": min(y(b.accuracy), _HEIGHT - 1),
+            "width": round(_WIDTH / len(bins) - 2, 1),
+            "opacity": round(0.25 + 0.75 * b.images / most, 2),
+            "title": f"{b.images:,} images: confidence {b.confidence:.1%}, "
+            f"accuracy {b.accuracy:.1%}",
+        }
+        for i, b in enumerate(bins)
+        if b.images
+    ]
+    return Chart(title, "confidence", x_ticks, y_ticks, bars=bars)
+
+
+def _axis(
+    low: float, high: float, start: float, end: float, form: str
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """Returns the map from values to places, and ticks (place, label) at most 5 steps apart."""
+
+    def at(value: float) -> float:
+        return round(start + (value - low) / (high - low) * (end - start), 1)
+
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(m * power for m in (1, 2, 5, 10) if (high - low) <= 5 * m * power * (1 + 1e-9))
+    ticks = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return at, [(at(i * step), format(i * step, form)) for i in ticks]
 
 
 def _heat(heat_RR: np.ndarray) -> np.ndarray:
@@ -109,7 +154,7 @@ def _heat(heat_RR: np.ndarray) -> np.ndarray:
 
 
 def _data_uri(pixels: np.ndarray) -> str:
-    """Returns an image as text: JPEG for a large one, else PNG."""
+    """Returns an image as a data URI: JPEG for a large one, else PNG."""
     from PIL import Image
 
     pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
@@ -120,5 +165,5 @@ def _data_uri(pixels: np.ndarray) -> str:
 
 
 def _digest(script: str) -> str:
-    """Returns what a page's policy calls a script that may run."""
+    """Returns the digest that allows a script in the page's policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: token, names of the host, and bounds of size, number and time."""
+"""Admits requests: token, names of the host, and limits of size, number and time."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from hsvit_jax.text import few
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what any client can send
 
-# Others take minutes for a megabyte, as punycode does, or give what is no text.
+# Other charsets take minutes for a megabyte, as punycode does, or decode to no text.
 _CHARSETS = {b"utf-8", b"utf8", b"latin-1", b"latin1", b"iso-8859-1", b"ascii", b"us-ascii"}
 _FIELDS = (
     "Send images as files in the field 'files', lost parts as text in 'lost', and nothing else"
 )
-#: Of every answer that a browser might show.
+#: Headers of every answer that a browser might show.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -38,11 +38,12 @@ HEADERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of a request.
+    """Limits of requests.
 
     Attributes:
-      request_bytes, files, pixels: of a request; pixels of each of its images.
-      queue: requests at a time, and images that wait.
+      request_bytes, files: of a request.
+      pixels: of an image.
+      queue: simultaneous requests, and waiting images.
       memory_bytes: of all requests whose images are not decoded yet.
       seconds: from the first byte to the answer.
     """
@@ -56,22 +57,21 @@ class Limits:
 
 
 class NoVotes(Exception):
-    """None of the parts that were to vote has answered."""
+    """None of the parts has answered that should vote."""
 
 
 def refusal(status: int, sentence: str) -> JSONResponse:
-    """Returns a refusal that says why."""
+    """Returns a refusal with its reason."""
     return JSONResponse({"error": sentence}, status, HEADERS)
 
 
 def full() -> HTTPException:
-    """Returns the refusal of a request that may be sent again."""
+    """Returns the refusal of a request that the client may repeat."""
     return HTTPException(429, "The queue is full; try again in a second.", {"Retry-After": "1"})
 
 
 def own_names(app: ASGIApp, hosts: list[str] | None) -> ASGIApp:
-    """Refuses names of the host but some, if any are given, and forms that another server's page
-    sends: a browser says what page asks, or whose it is."""
+    """Refuses host names outside `hosts`, if given, and forms sent by other servers' pages."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         answering = app
@@ -81,11 +81,10 @@ def own_names(app: ASGIApp, hosts: list[str] | None) -> ASGIApp:
             origin = headers.get("origin", f"//{host}").partition("//")[2]
             site = headers.get("sec-fetch-site", "none" if origin in (host, forwarded) else "other")
             if hosts and re.sub(r":\d+$", "", host) not in hosts:
-                names = f"This server answers to the names {', '.join(hosts)} only"
-                proxy = "let a proxy send one of them as Host, or start the server with --token"
-                answering = refusal(400, f"{names}: {proxy}.")
+                names = f"This server answers only as {', '.join(hosts)}"
+                answering = refusal(400, f"{names}: send such a Host, or start it with --token.")
             elif scope["method"] == "POST" and site not in ("same-origin", "none"):
-                page = "A page of another server may not ask: open this server's own"
+                page = "Pages of other servers may not send forms: open this server's own page"
                 answering = refusal(403, f"{page}, or let its proxy send X-Forwarded-Host.")
         await answering(scope, receive, send)
 
@@ -93,19 +92,14 @@ def own_names(app: ASGIApp, hosts: list[str] | None) -> ASGIApp:
 
 
 class Admission:
-    """Lets requests in, one by one, and reads their forms.
-
-    Args:
-      limits: of requests.
-      token: that they must bear, if any.
-    """
+    """Admits requests and reads their forms; a token of '' admits all."""
 
     def __init__(self, limits: Limits, token: str) -> None:
         self.limits, self._token = limits, token.encode()
         self._requests = self._bytes = 0
 
     def authorise(self, request: Request) -> None:
-        """Raises 401 for a request that does not bear the token."""
+        """Raises 401 for a request without the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.encode("latin-1"), self._token)
         if self._token and not (same and scheme.lower() == "bearer"):
@@ -114,10 +108,10 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(self, request: Request) -> AsyncIterator[None]:
-        """Holds a place for a request, for as long as it may take.
+        """Holds a place for a request.
 
         Raises:
-          HTTPException: it may not ask, or there is no place, or no answer in time.
+          HTTPException: the token is wrong, the queue is full, or the time is up.
         """
         self._requests += 1
         try:
@@ -127,8 +121,7 @@ class Admission:
             async with asyncio.timeout(self.limits.seconds):
                 yield
         except TimeoutError:
-            sentence = "No answer in time (--timeout); try again later."
-            raise HTTPException(503, sentence) from None
+            raise HTTPException(503, "No answer in time (--timeout); try again later.") from None
         except NoVotes:
             raise HTTPException(503, "None of the network's parts has answered.") from None
         except ClientDisconnect:
@@ -138,10 +131,10 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def form(self, request: Request) -> AsyncIterator[tuple[list[str], list[bytes], str]]:
-        """Reads a form, whose bytes count until this ends: files' names and bytes, and lost parts.
+        """Yields the names and bytes of a form's files and its lost parts; its bytes count so long.
 
         Raises:
-          HTTPException: it is no such form, or beyond a limit.
+          HTTPException: it is no such form, or exceeds a limit.
         """
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data":
@@ -151,7 +144,7 @@ class Admission:
         request.state.bytes, ended = 0, threading.Event()
         most = {"max_files": self.limits.files, "max_fields": 4, "max_part_size": 1 << 10}
         parser = MultiPartParser(request.headers, self._body(request, ended), **most)
-        parser.spool_max_size = 1 << 40  # in memory, where `limits.request_bytes` bounds them all
+        parser.spool_max_size = 1 << 40  # files stay in memory, up to `limits.request_bytes`
         parser.on_end = ended.set
         try:
             form = await parser.parse()
@@ -159,9 +152,8 @@ class Admission:
                 files, lost = form.getlist("files"), form.getlist("lost")
                 others = [*request.query_params, *({*form} - {"files", "lost"})]
                 if not files or others or str in map(type, files) or {*map(type, lost)} - {str}:
-                    raise HTTPException(
-                        400, f"{_FIELDS}; got {few([*form, *request.query_params])}."
-                    )
+                    got = few([*form, *request.query_params])
+                    raise HTTPException(400, f"{_FIELDS}; got {got}.")
                 raws = [await file.read() for file in files]
             finally:
                 await form.close()
@@ -172,9 +164,9 @@ class Admission:
             self._bytes -= request.state.bytes
 
     async def _body(self, request: Request, ended: threading.Event) -> AsyncIterator[bytes]:
-        """Yields the request's body, while it and all that are held stay within the limits."""
+        """Yields the request's body while it and all that are held stay within the limits."""
         largest = self.limits.request_bytes
-        too_large = HTTPException(413, f"A request may have {largest:,} bytes at most.")
+        too_large = HTTPException(413, f"A request may have at most {largest:,} bytes.")
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > largest:
             raise too_large

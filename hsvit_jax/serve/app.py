@@ -26,7 +26,7 @@ from hsvit_jax.serve import admission
 from hsvit_jax.serve.batching import Answer, Batcher, part_of
 
 _TOP = 5
-# An image that is decoded sooner than handed to a thread.
+# An image of this size is decoded faster than a thread gets it.
 _SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
 _THREADS = 3
 _FILES = {
@@ -38,13 +38,13 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Interface:
-    """The addresses of a server, as the application `app`.
+    """The addresses of a server; its ASGI application is `app`.
 
     Args:
       batcher: answers images.
       limits: of requests.
-      token: that requests must bear, if any.
-      hosts: names by which a browser may call the server; None for any.
+      token: that requests must bear; '' for none.
+      hosts: names of the server that a browser may use; None for any.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Interface:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: _refusal, Exception: _fault},
         )
-        self.app.router.redirect_slashes = False  # to a path that a proxy may not have
+        self.app.router.redirect_slashes = False  # a proxy may serve another path
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        # A thread that decodes may hold half a gigabyte, of 25 million pixels with transparency.
+        # A thread that decodes 25 million transparent pixels holds half a gigabyte.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         await self.batcher.warm_up()
         c = self._classifier
@@ -92,7 +92,7 @@ class Interface:
         work.cancel()
 
     def _guarded(self, handler: _Handler) -> _Handler:
-        """Returns a handler behind admission, whose requests are counted."""
+        """Returns a handler behind admission that measures its requests."""
 
         async def guarded(request: Request) -> Response:
             started, status = time.perf_counter(), 500
@@ -116,9 +116,10 @@ class Interface:
         return JSONResponse({"predictions": predictions})
 
     async def explain(self, request: Request) -> Response:
-        """Answers the first image, with each part's vote and what the network sees."""
+        """Answers the first image, with each part's vote and the maps of attention."""
         names, images, answers = await self._answers(request)
-        answer, parts = answers[0], self.batcher.voters.parts
+        answer = answers[0]
+        times_P, p_PK = answer.ballot.milliseconds_P, self.batcher.alone(answer)
         votes = [
             {
                 "name": part.name,
@@ -126,19 +127,17 @@ class Interface:
                 "milliseconds": taken,
                 "top": self._top(p_K, 1)[0] if part.groups and taken is not None else None,
             }
-            for part, taken, p_K in zip(
-                parts, answer.ballot.milliseconds_P, self.batcher.alone(answer), strict=True
-            )
+            for part, taken, p_K in zip(self.batcher.voters.parts, times_P, p_PK, strict=True)
         ]
         seen = await asyncio.to_thread(maps, self._classifier, images[0])
         return JSONResponse({**self._prediction(names[0], answer), "parts": votes, "maps": seen})
 
     async def page(self, _: Request) -> Response:
-        """Answers the page to try the network on."""
+        """Answers the page on which a user tries the network."""
         return HTMLResponse(self._page, headers=admission.HEADERS)
 
     async def health(self, _: Request) -> Response:
-        """Describes network and parts; 503 while batches fail, for whoever restarts a server."""
+        """Describes network and parts; answers 503 while batches fail."""
         return JSONResponse(self._about(), 503 if self.batcher.failed else 200)
 
     def _about(self) -> dict[str, Any]:
@@ -178,7 +177,7 @@ class Interface:
         return names, images, answers
 
     async def _decoded(self, names: list[str], raws: list[bytes]) -> list[np.ndarray]:
-        """Decodes images in a thread, but a small one at once. Raises 422 for what is none."""
+        """Decodes images in a thread, a small one at once; raises 422 for no image."""
         c, given_up = self._classifier, threading.Event()  # a thread outlives its request
 
         def decode(pixels: int) -> list[np.ndarray]:
@@ -190,7 +189,7 @@ class Interface:
             ]
 
         if len(raws) == 1 and len(raws[0]) < _SMALL_BYTES:
-            with contextlib.suppress(data.BadImage):  # it may be one of many pixels
+            with contextlib.suppress(data.BadImage):  # it may have many pixels
                 return decode(min(self.limits.pixels, _SMALL_PIXELS))
         try:
             return await asyncio.to_thread(decode, self.limits.pixels)
@@ -211,10 +210,10 @@ class Interface:
 
 
 def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
-    """Returns attention over an image as rows of 0 to 255.
+    """Returns maps of attention over an image as rows of 0 to 255.
 
-    An HSViT's groups have each a map, too: the sum of its feature maps, weighted by the attention
-    of CLS to them, where the group's tower looks.
+    Each of an HSViT's groups has a map too: its feature maps' sum, weighted by the attention of
+    CLS, at the tile that the group's tower sees.
     """
     try:
         views = classifier.explain(image_HWC[None])[0]

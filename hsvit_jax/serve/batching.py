@@ -1,4 +1,4 @@
-"""Images of all connections, answered in batches of a few sizes, each compiled before the start."""
+"""Answers images of all connections in batches, whose few sizes are compiled at the start."""
 
 import asyncio
 import collections
@@ -12,13 +12,7 @@ from hsvit_jax.serve.votes import Ballot, Network, Part, Voters
 
 
 class Answer(NamedTuple):
-    """The prediction that the parts elect for an image.
-
-    Attributes:
-      probabilities_K: of the classes.
-      voted: groups whose votes are in it.
-      ballot, index: the batch's votes, and the image's place among them.
-    """
+    """An image's prediction, the number of groups that voted, and its place in a ballot."""
 
     probabilities_K: np.ndarray
     voted: int
@@ -27,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """An image in the queue, and where its answer goes."""
+    """An image in the queue, its lost parts, and the future of its answer."""
 
     image_HWC: np.ndarray
     lost: frozenset[int]
@@ -35,7 +29,7 @@ class _Waiting(NamedTuple):
 
 
 class Batcher:
-    """A queue of images, whose head is a batch as soon as the one before is answered.
+    """A queue of images that are answered in batches.
 
     Args:
       voters: the parts.
@@ -44,7 +38,7 @@ class Batcher:
       wait: seconds that the first image of a batch waits for others.
 
     Attributes:
-      failed: whether the last batch was not answered for an error, such as a device's.
+      failed: whether the last batch ended in an error, such as a device's.
     """
 
     def __init__(self, voters: Voters, network: Network, sizes: Sequence[int], wait: float) -> None:
@@ -65,11 +59,7 @@ class Batcher:
         self.alone(Answer(np.zeros(0), 0, ballot, 0))
 
     async def answer(self, images: list[np.ndarray], lost: frozenset[int]) -> list[Answer]:
-        """Answers images, each uint8 (H, W, C), without the parts of these numbers.
-
-        Raises:
-          NoVotes: no other part has answered.
-        """
+        """Answers uint8 images (H, W, C) without the lost parts; raises NoVotes without any."""
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(image, lost, loop.create_future()) for image in images]
         self._queue += waiting
@@ -77,11 +67,11 @@ class Batcher:
         try:
             return list(await asyncio.gather(*(one.answer for one in waiting)))
         finally:
-            for one in waiting:  # of a request that is given up, nothing need be computed
+            for one in waiting:  # Cancel the remaining images of an abandoned request.
                 one.answer.cancel()
 
     async def run(self) -> None:
-        """Answers batches for ever."""
+        """Answers batches until it is cancelled."""
         while True:
             self._arrived.clear()
             if not self._queue:
@@ -92,10 +82,7 @@ class Batcher:
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting]:
-        """Takes the next batch, of images whose requests still wait.
-
-        It fills three quarters of its size, as on a CPU padding is all loss.
-        """
+        """Takes the next batch, at least three quarters full: padding costs as much on a CPU."""
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
         count = min(len(self._queue), self.sizes[-1])
@@ -121,7 +108,7 @@ class Batcher:
             self.failed = False
         except Exception as error:  # the requests fail, the server does not
             answers, self.failed = [error] * len(batch), True
-        for one, found in zip(batch, answers, strict=False):  # not those that fill the batch
+        for one, found in zip(batch, answers, strict=False):  # padding has no request
             if not one.answer.done():
                 failed = isinstance(found, Exception)
                 (one.answer.set_exception if failed else one.answer.set_result)(found)
@@ -129,7 +116,7 @@ class Batcher:
     def _elect(
         self, ballot: Ballot, lost_of: list[frozenset[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns class probabilities (B, K), and the groups that voted on each image (B,)."""
+        """Returns class probabilities (B, K), and the number of groups that voted (B,)."""
         parts = self.voters.parts
         answered_P = np.array([taken is not None for taken in ballot.milliseconds_P])
         voted_PB = np.repeat(answered_P[:, None], len(lost_of), 1)
@@ -139,7 +126,7 @@ class Batcher:
         return self.network.elect(parts, ballot.cls_VPBD, voted_PB), groups_P @ voted_PB
 
     def alone(self, answer: Answer) -> np.ndarray:
-        """Returns class probabilities (P, K) of each part's vote alone on an answer's image."""
+        """Returns the class probabilities (P, K) of each part's vote alone."""
         parts = self.voters.parts
         one_VP1D = answer.ballot.cls_VPBD[:, :, answer.index : answer.index + 1]
         cls_VPPD = np.repeat(one_VP1D, len(parts), 2)
@@ -147,22 +134,16 @@ class Batcher:
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Returns powers of four below `largest`, and `largest`: few programs to compile."""
+    """Returns the powers of four below `largest`, and `largest`."""
     return [*(1 << i for i in range(0, (largest - 1).bit_length(), 2)), largest]
 
 
 def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:
-    """Returns numbers of parts, as in '0,3'.
-
-    Raises:
-      ValueError: they are no such numbers, or all parts.
-    """
+    """Parses numbers of some parts, such as '0,3'; raises ValueError for others, or for all."""
     places = {str(k): k for k in range(len(parts))}
     words = (word.strip() for word in text.split(","))
     numbers = {places.get(word, -1) for word in words if word}
     if not numbers < {*places.values()}:
-        raise ValueError(
-            f"lost={text[:40]!r} is not a list of some of the parts 0 to {len(parts) - 1}, "
-            "such as 0,3, but not all of them"
-        )
+        numbered = f"some parts from 0 to {len(parts) - 1}"
+        raise ValueError(f"lost={text[:40]!r} must be {numbered}, such as 0,3, and not all")
     return frozenset(numbers)

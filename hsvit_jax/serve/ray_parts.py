@@ -1,4 +1,4 @@
-"""A network's parts as Ray Serve deployments, on this machine or on the nodes of a cluster."""
+"""Runs a network's parts as Ray Serve deployments, on this machine or on a cluster's nodes."""
 
 import asyncio
 import contextlib
@@ -21,16 +21,16 @@ from hsvit_jax.serve.votes import Ballot, parts_of
 from hsvit_jax.text import note
 from hsvit_jax.train import evaluate
 
-# A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
+# Ray replaces a replica that fails three checks in a row, 2 s apart and of 5 s each.
 _LIFE = {"health_check_period_s": 2, "health_check_timeout_s": 5, "graceful_shutdown_timeout_s": 1}
-_TOKEN = "; where `ray start` says that tokens are asked for, RAY_AUTH_MODE=token goes with it"
+_TOKEN = "; set RAY_AUTH_MODE=token if `ray start` asks for tokens"
 
 
 class Replica:
-    """A part on its node: the groups that it holds, compiled for every size of a batch.
+    """A part on its node, compiled for every size of a batch.
 
     Args:
-      part: of `Classifier.cut`; it travels to the node, which needs no file of the run.
+      part: of `Classifier.cut`; the node needs no file of the run.
       shape: of an image.
       sizes: of batches.
       tta: views of an image, see `evaluate.tta_views`.
@@ -46,23 +46,23 @@ class Replica:
             self(np.zeros((size, *shape), np.uint8))
 
     def __call__(self, images_BHWC: np.ndarray) -> np.ndarray:
-        """Uint8 images → the part's weighted sums of CLS tokens (V, B, D)."""
+        """Returns the part's weighted sums of CLS tokens (V, B, D) for uint8 images."""
         return np.asarray(self._total(images_BHWC))
 
 
 class RayParts:
-    """Voters whose parts are deployments, in a context; one that died is started again by Ray.
+    """A context of voters in Ray deployments; Ray restarts a part that dies.
 
-    A batch waits for all parts, but no longer than the deadline. A part whose last answer is still
-    out is not asked again before it has come; where all are late, the next batch waits for one.
+    A batch waits for all parts, but no longer than the deadline. A part gets its next batch after
+    its last answer; if all parts are late, the next batch waits for one.
 
     Args:
       classifier: the network.
       count: of parts, each of equally many groups.
       deadline: seconds.
       sizes: of batches.
-      resources: of a part's replica, options of a Ray actor.
-      front: its address. The parts of another one there, which has ended, are ended too.
+      resources: options of a part's Ray actor.
+      front: the server's address; parts that an ended server left there are deleted.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RayParts:
         self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
         tta = classifier.config.eval.tta
-        self._front, start = front, secrets.token_hex(4)  # a front asks no other one's parts
+        self._front, start = front, secrets.token_hex(4)  # names no other server's parts
         self._replicas = {
             f"{front}-{start}-{k}": (cut, shape, sizes, tta) for k, cut in enumerate(cuts)
         }
@@ -90,11 +90,7 @@ class RayParts:
         self._asked: dict[int, asyncio.Future] = {}
 
     def __enter__(self) -> Self:
-        """Starts the deployments, in the cluster that there is or on this machine.
-
-        Raises:
-          ValueError: there is no cluster at the address given, or a part cannot start.
-        """
+        """Starts the deployments on the cluster of RAY_ADDRESS or on this machine."""
         try:
             self._start()
         except BaseException as error:  # Ctrl-C too: the parts would stay in the cluster
@@ -130,8 +126,8 @@ class RayParts:
         for option, unit in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
             asked = len(targets) * self._resources[option]
             if asked > free.get(unit, 0):
-                have = f"{free.get(unit, 0):g} of the cluster's are free"
-                note(f"the parts ask for {asked:g} {unit}s, and {have}: they wait for more")
+                have = f"the cluster has {free.get(unit, 0):g} free"
+                note(f"the parts need {asked:g} {unit}s and {have}: they wait for more")
         self._handles = serve.run_many(targets)
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +153,7 @@ class RayParts:
         if asked:
             await asyncio.wait(asked.values(), timeout=self._deadline)
         answers = {k: f.result() for k, f in asked.items() if f.done() and f.result() is not None}
-        # Of one shape whoever answers: for another the head would be compiled again.
+        # One shape, whoever answers: the head would be compiled again for another.
         shape = (self._views, len(self.parts), len(images_BHWC), self._width)
         cls_VPBD = np.zeros(shape, np.float32)
         for k, (total_VBD, _) in answers.items():
@@ -166,7 +162,7 @@ class RayParts:
         return Ballot(cls_VPBD, taken_P)
 
     async def _ask(self, handle: Any, images_BHWC: np.ndarray) -> tuple[np.ndarray, float] | None:
-        """Returns a part's answer and its milliseconds; None of one that died."""
+        """Returns a part's answer and its milliseconds; None for a part that died."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
@@ -180,19 +176,19 @@ class RayParts:
 
 
 def _delete(names: Iterable[str]) -> None:
-    """Deletes applications of Ray Serve, all at a time, and waits until they are gone."""
+    """Deletes applications of Ray Serve together, and waits until they are gone."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
     for wait in (False, True):
         for name in names:
-            # After a minute, in which they end without us; and where Serve has not started.
+            # They end without us after a minute; Serve may not have started.
             with contextlib.suppress(TimeoutError, RayServeException):
                 serve.delete(name, _blocking=wait)
 
 
 def _check_reachable(address: str) -> None:
-    """Raises ValueError where nobody listens at a cluster's address: Ray would ask without end."""
+    """Raises ValueError if nothing listens at a cluster's address: Ray would wait forever."""
     if address in ("", "auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""The votes of a network's parts on a batch of images, and what they elect.
+"""Votes of a network's parts on a batch of images, and what they elect.
 
 P parts, B images, V views of an image (`eval.tta`), D width of a CLS token, K classes. Section 3.1
 of the HSViT paper averages the groups' CLS tokens, so the head may average those of any subset.
@@ -26,11 +26,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A voter: an attention group, a tower, or all that one node computes.
+    """A voter: an attention group, a tower, or all groups of one node.
 
     Attributes:
-      name: of the part.
-      groups: how many groups' CLS tokens it adds, but those without weight.
+      groups: number of groups whose CLS tokens it adds, except those of weight 0.
       weight: of its votes among those of all parts.
     """
 
@@ -40,11 +39,11 @@ class Part:
 
 
 class Ballot(NamedTuple):
-    """The parts' answers to a batch.
+    """The parts' answers to a batch; a part without an answer has zeros and None.
 
     Attributes:
-      cls_VPBD: weighted sums of CLS tokens; zeros of a part that did not answer.
-      milliseconds_P: how long each took; None of a part that did not answer.
+      cls_VPBD: weighted sums of CLS tokens.
+      milliseconds_P: time that each part took.
     """
 
     cls_VPBD: np.ndarray
@@ -61,27 +60,18 @@ class Voters(Protocol):
 
 
 def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[Part, ...]:
-    """Returns the voters that `Classifier.cut` made.
-
-    Args:
-      cuts: a network's parts.
-      kind: of their names, which are numbered; else they are named by their groups.
-    """
-    return tuple(
-        Part(
-            f"{kind} {number}" if kind else f"groups {cut.groups[0]}-{cut.groups[-1]}",
-            cut.voters,
-            cut.weight,
-        )
-        for number, cut in enumerate(cuts)
-    )
+    """Returns the voters of a network's cuts, named by number and kind or else by groups."""
+    names = [f"groups {cut.groups[0]}-{cut.groups[-1]}" for cut in cuts]
+    if kind:
+        names = [f"{kind} {number}" for number in range(len(cuts))]
+    return tuple(Part(name, c.voters, c.weight) for name, c in zip(names, cuts, strict=True))
 
 
 class Network:
-    """All parts in this process: one program for the groups' votes, and the head for any subset.
+    """Voters in this process: one program for all votes, and the head for any subset.
 
     Attributes:
-      parts: the groups, or towers of groups; one part, of one vote, for a network without.
+      parts: the groups or towers; a network without groups is one part with one vote.
     """
 
     def __init__(self, classifier: Classifier) -> None:
@@ -114,13 +104,13 @@ class Network:
 
             return jax.nn.softmax(jnp.stack([*map(of_view, cls_VPBD)]).mean(0), -1)
 
-        # Its own: large images may keep all of asyncio's threads busy.
+        # Large images may keep all of asyncio's threads busy.
         self._thread = ThreadPoolExecutor(1)
         self._contributions = jax.jit(contributions)
         self._elected = jax.jit(elected)
 
     def contributions(self, images_BHWC: np.ndarray) -> Ballot:
-        """Returns the votes of all parts, computed here."""
+        """Computes the votes of all parts."""
         started = time.perf_counter()
         c = self.classifier
         cls_VPBD = np.asarray(self._contributions(c.params, c.stats, images_BHWC))
@@ -135,13 +125,7 @@ class Network:
     def elect(
         self, parts: tuple[Part, ...], cls_VPBD: np.ndarray, voted_PB: np.ndarray
     ) -> np.ndarray:
-        """Returns class probabilities (B, K) of the average of the parts that voted.
-
-        Args:
-          parts: of the ballot.
-          cls_VPBD: their contributions.
-          voted_PB: 1 where a part's vote on an image counts, else 0.
-        """
+        """Returns class probabilities (B, K) of the average of the parts with `voted_PB` = 1."""
         weights_PB = np.float32([[part.weight] for part in parts]) * np.float32(voted_PB)
         params = {name: x for name, x in self.classifier.params.items() if name == "head"}
         return np.asarray(self._elected(params, cls_VPBD, weights_PB))

@@ -73,6 +73,6 @@ def test_parts_are_the_network(words, tmp_path):
     [(("vix", "model.mixer=fnet"), "Only 1D FFT"), (("mobilevit",), "requires a constant")],
 )
 def test_what_cannot_be_converted_says_why(words, message, tmp_path):
-    with pytest.raises(ValueError, match=f"take --format=stablehlo: .*{message}"):
+    with pytest.raises(ValueError, match=f"use --format=stablehlo: .*{message}"):
         export.write(small_runs.stored(*words), {}, tmp_path / "a.onnx", "onnx")
     assert not [*tmp_path.iterdir()]

@@ -1,4 +1,4 @@
-"""The HTML report: its figures against their definitions, and a page that holds all and no more."""
+"""Tests the HTML report: its figures against their definitions, and the page that shows them."""
 
 import base64
 import csv
@@ -18,13 +18,14 @@ from support import reports, small_runs
 from support.data_files import class_folders
 
 from hsvit_jax import artifacts, classifier, data, main, run_report
-from hsvit_jax.run_report import charts, findings, measures
+from hsvit_jax.run_report import findings, measures
+from hsvit_jax.run_report.page import line_charts
 from hsvit_jax.text import printable
 from hsvit_jax.train import metrics
 
 
 class Reader(html.parser.HTMLParser):
-    """Tags, attributes and text of a page."""
+    """Collects tags, attributes and text of a page."""
 
     def __init__(self, page):
         super().__init__()
@@ -64,7 +65,7 @@ def test_a_page_holds_everything_and_fetches_nothing(page):
     assert "--config.train.batch=16" in text
 
 
-def test_curves_are_told_apart_in_grey(page):
+def test_curves_differ_in_grey(page):
     for series, border in (("s1", "dashed"), ("s2", "dotted")):  # s0 is solid
         assert f'<polyline class="line {series}"' in page and f'<span class="key {series}">' in page
         assert f".line.{series} {{ stroke-dasharray: " in page
@@ -72,7 +73,7 @@ def test_curves_are_told_apart_in_grey(page):
 
 
 def test_the_policy_names_the_script(page):
-    """Whatever else a page might hold is not executed."""
+    """No other script of a page is executed."""
     script = page.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = re.search('Content-Security-Policy" content="(.*?)"', page)[1]
@@ -90,13 +91,10 @@ def test_what_is_found():
     example = found.wrong[0]
     assert example.probabilities_K.argmax() != example.label
     assert sum(example.votes.values()) == trained.config.model.groups
-    # The cell in the middle of the heat map, by hand.
     covered = example.image_HWC.copy()
-    covered[3:5, 3:5] = round(255 * 0.3)
-    fall = (
-        example.probabilities_K.max()
-        - trained.predict(covered[None])[0][example.probabilities_K.argmax()]
-    )
+    covered[3:5, 3:5] = round(255 * 0.3)  # the middle of the heat map
+    best = example.probabilities_K.argmax()
+    fall = example.probabilities_K.max() - trained.predict(covered[None])[0][best]
     assert example.heat_RR.shape == (7, 7)
     assert example.heat_RR[3, 3] == pytest.approx(fall, abs=1e-5)
     (image, *variants), *rest = found.augmented
@@ -104,22 +102,17 @@ def test_what_is_found():
     np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
 
 
-def named(dataset, folder):
-    """The same data with a file for each validation image, some called as formulas and markup."""
-    files = [folder / f"=row {n} <b>%.png" for n in range(len(dataset.val))]
-    for file in files[1:]:
-        file.write_bytes(b"an image")
-    names = np.array([*map(str, files)], object)
-    return dataclasses.replace(dataset, val=dataclasses.replace(dataset.val, names=names))
-
-
 def test_images_are_named_and_all_wrong_ones_listed(tmp_path):
+    """Some files are called as formulas and markup, and the first has gone."""
     trained, dataset = reports.untrained()
     (tmp_path / "photos").mkdir()
-    dataset = named(dataset, tmp_path / "photos")
-    page = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset).read_text(
-        "utf-8"
-    )
+    files = [tmp_path / "photos" / f"=row {n} <b>%.png" for n in range(len(dataset.val))]
+    for file in files[1:]:
+        file.write_bytes(b"an image")
+    val = dataclasses.replace(dataset.val, names=np.array([*map(str, files)], object))
+    dataset = dataclasses.replace(dataset, val=val)
+    path = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    page = path.read_text("utf-8")
     links = [source for source in Reader(page).sources if not source.startswith("data:")]
     assert len(links) == 20 and "photos/%3Drow%201%20%3Cb%3E%25.png" in links  # but the one gone
     assert "photos/=row 0 &lt;b&gt;%.png" in page and "r-wrong.csv lists all" in page
@@ -162,13 +155,8 @@ def test_hostile_files_of_a_run_cost_their_own_part_of_the_report(tmp_path, caps
     reports.written(tmp_path)
     log = tmp_path / "metrics.jsonl"
     text = log.read_text()
-    odd = (
-        '"accuracy": 1e308',
-        '"loss": -1.7e308',
-        '"loss": 1.7e308',
-        '"loss": 1e999',
-        '"loss": [], "accuracy": {}',
-    )
+    odd = ['"accuracy": 1e308', '"loss": -1.7e308', '"loss": 1.7e308', '"loss": 1e999']
+    odd.append('"loss": [], "accuracy": {}')
     for step, line in enumerate(odd, 5):
         text += f'{{"step": {step}, {line}}}\n{{"step": {step}, "split": "$_", {line}}}\n'
     text += '{"step": 3, "split": "test"}\n{"step": 3, "split": "test", "accuracy": "high"}\n'
@@ -179,7 +167,7 @@ def test_hostile_files_of_a_run_cost_their_own_part_of_the_report(tmp_path, caps
     for environment in ('{"a": 1', "[[[], 1]]", "7", deep):
         (tmp_path / "environment.json").write_text(environment)
         assert "data" in run_report._environment(trained, tmp_path)
-        assert "environment.json is damaged, and is left out" in capsys.readouterr().err
+        assert "environment.json is damaged and left out" in capsys.readouterr().err
     page = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert "<h2>Curves</h2>" in page.read_text("utf-8")
     assert metrics.draw_curves(tmp_path, "run").stat().st_size
@@ -214,11 +202,8 @@ def test_probabilities_by_the_temperature_of_the_report(tmp_path, monkeypatch, c
 
 def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     trained, dataset = reports.untrained()
-    monkeypatch.setattr(
-        findings,
-        "_logits",
-        lambda network, part, batch: 100.0 * np.eye(small_runs.CLASSES)[part.labels],
-    )
+    sure = 100.0 * np.eye(small_runs.CLASSES)
+    monkeypatch.setattr(findings, "_logits", lambda network, part, batch: sure[part.labels])
     found = findings.find(trained, dataset, "val")
     assert found.wrong == found.unsure == []
     path = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
@@ -275,9 +260,11 @@ def test_calibration_and_its_temperature():
 
 
 def test_ticks_are_round():
-    assert charts._ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-    assert charts._ticks(0, 66) == [0, 20, 40, 60]
-    assert charts._ticks(0, 0.0012) == pytest.approx([0, 0.0005, 0.001])
+    (chart,) = line_charts("loss", {"train": [(1, 0.0003), (66, 0.0011)]}, False)
+    assert [label for _, label in chart.x_ticks] == ["0", "20", "40", "60"]
+    assert [label for _, label in chart.y_ticks] == ["0", "0.0005", "0.001"]
+    assert len(line_charts("accuracy", {"val": [(1, 0.5)]}, True)[0].y_ticks) == 6
+    assert line_charts("loss", {"val": []}, False) == []
 
 
 def test_a_report_that_fails_is_a_note(tmp_path, capsys):
@@ -290,11 +277,8 @@ def test_a_report_that_fails_is_a_note(tmp_path, capsys):
 
 def test_prediction_is_compiled_once_for_a_padded_shape():
     trained, dataset = reports.untrained()
-    images = dataset.train.images
-    trained.predict(images[:8])
+    images = dataset.train.images[:8]
+    eight = trained.predict(images)
     programs = trained._forward._cache_size()
-    for count in (8, 7, 5):
-        np.testing.assert_allclose(
-            trained.predict(images[:count]), trained.predict(images[:8])[:count], atol=1e-6
-        )
+    np.testing.assert_allclose(trained.predict(images[:5]), eight[:5], atol=1e-6)
     assert trained._forward._cache_size() == programs

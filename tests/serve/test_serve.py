@@ -1,4 +1,4 @@
-"""Serving: answers are predict's, mistakes get a sentence, and nothing is compiled under load."""
+"""Tests serving: answers are predict's, a mistake gets a sentence, no load compiles programs."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ import threading
 import time
 import types
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 import httpx2
@@ -30,7 +31,7 @@ from uvicorn.protocols.http import h11_impl
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main
 from hsvit_jax.classifier import views
-from hsvit_jax.serve import app, batching, ray_parts, server, transport, votes
+from hsvit_jax.serve import app, batching, ray_parts, server, votes
 from hsvit_jax.serve.admission import Limits
 from hsvit_jax.train import evaluate
 
@@ -88,7 +89,7 @@ def test_lost_parts_do_not_vote(client, network):
 
 @pytest.mark.parametrize("model", [{"ablation": "conv_only"}, {"towers": 2, "votes": "learned"}])
 def test_networks_of_other_parts(model):
-    """One without groups has one vote; one of towers loses them whole."""
+    """A network without groups has one vote; lost towers take all their groups."""
     settings = {f"model__{key}": value for key, value in model.items()}
     c = small_runs.made_up_classifier(tuple("abcdefg"), **settings)
     network = votes.Network(c)
@@ -128,7 +129,7 @@ def test_maps_lie_where_their_towers_look():
 
 
 def form(charset, name, image=b""):
-    """A form of one file, whose name is in a charset of the client's choice."""
+    """A form of one file whose name has a charset of the client's choice."""
     head = b'Content-Disposition: form-data; name="files"; filename="%s"' % name
     kind = f"multipart/form-data; boundary=x; charset={charset}"
     content = b"--x\r\n%s\r\n\r\n%s\r\n--x--\r\n" % (head, image)
@@ -181,45 +182,34 @@ def test_uploads_stay_in_memory(client, monkeypatch):
 def test_requests_are_batched_and_bounded(network, monkeypatch):
     """While a batch is computed, others wait for the next, up to the queue's length."""
     sizes, gate, under_way = [], threading.Event(), threading.Event()
-    monkeypatch.setattr(votes.Network, "contributions", held(sizes, gate, under_way))
-    gate.set()
-    with client_of(network, limits=Limits(queue=5, seconds=20)) as client:
-        gate.clear()
-        sizes.clear()
-        under_way.clear()
-        found = []
+    plain = votes.Network.contributions
 
-        def send():
-            found.append(client.post("/predict", files=FILES[:1]).status_code)
-
-        threads = [threading.Thread(target=send) for _ in range(5)]
-        threads[0].start()
-        assert under_way.wait(20)
-        for thread in threads[1:]:
-            thread.start()
-        while "hsvit_queue_images 4.0" not in client.get("/metrics").text:
-            time.sleep(0.01)
-        assert client.post("/predict", files=FILES[:1]).status_code == 429
-        gate.set()
-        for thread in threads:
-            thread.join()
-        never = client.post("/predict", files=FILES[:1] * 6)
-        assert never.status_code == 413 and "5 files at most" in never.json()["error"]
-    assert found == [200] * 5 and sizes == [1, 4]
-
-
-def held(sizes, gate, under_way, plain=votes.Network.contributions):
     def contributions(self, images_BHWC):
         sizes.append(len(images_BHWC))
         under_way.set()
         assert gate.wait(20)
         return plain(self, images_BHWC)
 
-    return contributions
+    def send():
+        return client.post("/predict", files=FILES[:1]).status_code
+
+    with client_of(network, limits=Limits(queue=5, seconds=20)) as client:
+        monkeypatch.setattr(votes.Network, "contributions", contributions)
+        with ThreadPoolExecutor(5) as pool:
+            first = pool.submit(send)
+            assert under_way.wait(20)
+            others = [pool.submit(send) for _ in range(4)]
+            while "hsvit_queue_images 4.0" not in client.get("/metrics").text:
+                time.sleep(0.01)
+            assert send() == 429
+            gate.set()
+        never = client.post("/predict", files=FILES[:1] * 6)
+        assert never.status_code == 413 and "5 files at most" in never.json()["error"]
+    assert [f.result() for f in (first, *others)] == [200] * 5 and sizes == [1, 4]
 
 
 def test_large_images_keep_nobody_waiting(network, monkeypatch):
-    """Every thread that decodes is busy: others are answered, and what waits is bounded."""
+    """Every decoding thread is busy: small images are answered, and the queue is bounded."""
     gate, reading, read = threading.Event(), threading.Semaphore(0), []
     plain, count = app.data.read_image, app._THREADS
 
@@ -233,24 +223,18 @@ def test_large_images_keep_nobody_waiting(network, monkeypatch):
     monkeypatch.setattr(app.data, "read_image", read_image)
     large = [("files", ("large", b"x" * app._SMALL_BYTES))] * 2
     limits = Limits(seconds=6, memory_bytes=(2 * count + 1) * (app._SMALL_BYTES + 500))
+
+    def send(files):
+        return client.post("/predict", files=files).status_code
+
     with client_of(network, batch=1, limits=limits) as client:
-        found = []
-
-        def send():
-            found.append(client.post("/predict", files=large).status_code)
-
-        threads = [threading.Thread(target=send) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            assert reading.acquire(timeout=20)
-        assert client.post("/predict", files=large).status_code == 429
-        assert client.post("/predict", files=FILES[:1]).status_code == 200
-        for thread in threads:
-            thread.join()
-        assert client.post("/predict", files=FILES[:1]).status_code == 200
+        with ThreadPoolExecutor(count) as pool:
+            found = [pool.submit(send, large) for _ in range(count)]
+            assert all(reading.acquire(timeout=20) for _ in found)
+            assert (send(large), send(FILES[:1])) == (429, 200)
+        assert send(FILES[:1]) == 200
         gate.set()
-    assert found == [503] * count
+    assert [f.result() for f in found] == [503] * count
     assert len(read) == count  # nobody waits for their second images
 
 
@@ -285,15 +269,12 @@ def test_who_may_ask(network):
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
         for path in ("/predict", "/explain"):
             assert client.post(path, files=FILES[:1]).status_code == 401
-        assert client.get("/metrics", headers={"Authorization": "Bearer no"}).status_code == 401
-        assert (
-            client.get("/metrics", headers={"Authorization": "Basic söcret".encode()}).status_code
-            == 401
-        )
+        for wrong in ("Bearer no", "Basic söcret".encode()):
+            assert client.get("/metrics", headers={"Authorization": wrong}).status_code == 401
         assert client.get("/predict/").status_code == 404  # and leads nowhere
         bearer = {"Authorization": "bearer söcret".encode()}
         assert client.post("/predict", files=FILES[:1], headers=bearer).status_code == 200
-    # A page elsewhere whose name was made to lead here is not this server's.
+    # DNS rebinding: another page's name may lead to this address.
     with client_of(network, batch=1, hosts=["localhost"]) as client:
         refused = client.get("/healthz")
         assert refused.status_code == 400 and "--token" in refused.json()["error"]
@@ -326,14 +307,12 @@ def test_a_page_of_another_server_may_not_ask(client, status, headers):
 def port(network):
     """Of a server that is reached by sockets."""
     batcher = batching.Batcher(network, network, [1], wait=0.001)
-    how = {"http": transport.Protocol, "loop": "asyncio", "log_level": "warning"}
+    how = {"http": server.Protocol, "loop": "asyncio", "log_level": "warning"}
     running = uvicorn.Server(uvicorn.Config(app.Interface(batcher, Limits()).app, **how))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=running.run, args=([listener],))
-        thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(running.run, [listener])
         yield listener.getsockname()[1]
         running.should_exit = True
-        thread.join()
 
 
 def answers_of(port, *pieces, ends=True):
@@ -368,7 +347,7 @@ def test_a_client_that_closed_its_half_is_answered(port):
 
 def test_what_is_no_http_is_refused_in_json_and_logged_once(port, caplog):
     logger = logging.getLogger("uvicorn.error")
-    transport._written.clear()
+    server._written.clear()
     long = b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 40_000 + b"\r\n"
     head, _ = posted(framing=b"Transfer-Encoding: chunked")
     chunked = [head + b"no size\r\n", head + b"3\r\nbad\r\nno size\r\n"]
@@ -383,11 +362,11 @@ def test_what_is_no_http_is_refused_in_json_and_logged_once(port, caplog):
     assert len({record.created for record in caplog.records}) <= 2  # a minute may end meanwhile
     for message in ("one fault", "another"):
         records = [logging.makeLogRecord({"msg": message}) for _ in range(3)]
-        assert [transport.is_news(record) for record in records] == [True, False, False]
+        assert [server.is_news(record) for record in records] == [True, False, False]
 
 
 def test_no_connection_is_read_for_long(port, monkeypatch):
-    """What follows a mistake is dropped, and all else parsed in pieces."""
+    """Bytes after a mistake are dropped; all others are parsed in small pieces."""
     sizes, plain = [], h11_impl.H11Protocol.data_received
 
     def data_received(self, data):
@@ -443,7 +422,7 @@ def test_what_cannot_be_served(capsys, monkeypatch):
 
 @pytest.fixture
 def ray(monkeypatch):
-    """Ray, of which another front's parts were left, at this address and at another."""
+    """A stand-in for Ray with parts that other servers left, at this address and another."""
     ray = unittest.mock.MagicMock()
     for name, module in (("ray", ray), ("ray.serve", ray.serve)):
         monkeypatch.setitem(sys.modules, name, module)
@@ -463,7 +442,7 @@ def ray_parts_of(network, address="hsvit-host-80"):
 
 
 def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
-    """Those that another one left at its address are ended, and its own when it ends."""
+    """A server deletes parts that another left at its address, and its own at its end."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     started = []
     for _ in range(2):
@@ -480,26 +459,20 @@ def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
         assert [re.fullmatch(r"hsvit-host-80-\w{8}-(\d)", name)[1] for name in own] == ["0", "1"]
         started += own
     assert len(set(started)) == 4
-    said = "the parts ask for 2 CPUs, and 1 of the cluster's are free: they wait for more"
-    assert said in capsys.readouterr().err
+    assert "the parts need 2 CPUs and the cluster has 1 free" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["garbage", "127.0.0.1:{port}"])
-def test_a_cluster_that_is_not_there(network, ray, monkeypatch, address):
-    """Ray would ask for it without end."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = address.format(port=listener.getsockname()[1])
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ValueError, match=f"RAY_ADDRESS={address}"):
-        ray_parts_of(network).__enter__()
-    assert not ray.init.called
-
-
-def test_a_cluster_that_lets_nobody_in(network, ray, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
+def test_a_cluster_that_cannot_be_reached(network, ray, monkeypatch):
+    """Ray would wait for an address without a cluster forever."""
     ray.init.side_effect = ConnectionError("Failed to connect")
-    with pytest.raises(ValueError, match="RAY_AUTH_MODE=token"):
-        ray_parts_of(network).__enter__()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = f"127.0.0.1:{listener.getsockname()[1]}"
+    named = ((place, f"RAY_ADDRESS={place}") for place in ("garbage", free))
+    for address, message in (*named, ("auto", "RAY_AUTH_MODE=token")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=message):
+            ray_parts_of(network).__enter__()
+        assert ray.init.called == (address == "auto")
 
 
 COLD = """
@@ -530,18 +503,13 @@ def test_sigterm_answers_what_is_in_flight(stored_weights):
     with subprocess.Popen([*command, "--wait=3000"], **pipes) as server:
         try:
             address = re.search(r"http://\S+", server.stderr.readline())[0]
-            found = []
-
-            def send():
-                found.append(httpx2.post(f"{address}/predict", files=FILES[:2], timeout=30))
-
-            thread = threading.Thread(target=send)
-            thread.start()
-            while "hsvit_queue_images 2.0" not in httpx2.get(f"{address}/metrics").text:
-                time.sleep(0.01)
-            server.send_signal(signal.SIGTERM)
-            thread.join()
-            assert found[0].status_code == 200 and len(found[0].json()["predictions"]) == 2
+            with ThreadPoolExecutor(1) as pool:
+                url = f"{address}/predict"
+                asked = pool.submit(httpx2.post, url, files=FILES[:2], timeout=30)
+                while "hsvit_queue_images 2.0" not in httpx2.get(f"{address}/metrics").text:
+                    time.sleep(0.01)
+                server.send_signal(signal.SIGTERM)
+            assert len(asked.result().json()["predictions"]) == 2
             assert server.wait(20) == 0
         finally:
             server.kill()
