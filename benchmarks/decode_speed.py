@@ -15,7 +15,8 @@ import numpy as np
 from hsvit_jax import config as config_lib
 from hsvit_jax import train
 from hsvit_jax.benchmark import jobs, machine
-from hsvit_jax.data import catalog, stream
+from hsvit_jax.data import catalog
+from hsvit_jax.data.dataset import stream_batches
 
 
 def measure(
@@ -47,7 +48,7 @@ def measure(
     batch = config.train.batch
     rng, examples = np.random.default_rng(0), len(dataset.train)
     ids = (rng.integers(examples, size=batch) for _ in itertools.count())
-    batches = stream.stream_batches(dataset.train, ids)
+    batches = stream_batches(dataset.train, ids)
     try:
         for _ in range(warmup):
             next(batches)

@@ -168,7 +168,7 @@ def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
     """Returns random maps of the pooled sizes, each with its (window, stride)."""
     sizes = model.config
     (rows, columns), maps, pools = sizes.image_size, [], []
-    if sizes.convolution:
+    if sizes.convolves:
         blocks = (sizes.conv_channels, sizes.conv_kernels, sizes.pool_strides)
         for channels, window, stride in zip(*blocks, strict=True):
             if stride > 1:

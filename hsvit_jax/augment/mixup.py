@@ -1,4 +1,4 @@
-"""MixUp and CutMix: a batch mixed with itself rolled by one, images and targets alike."""
+"""Mixes a batch with itself rolled by one, by MixUp or CutMix."""
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,17 @@ def mix(
     cutmix: float,
     probability: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixes a batch with itself by MixUp or CutMix.
+    """Mixes images and targets of a batch with itself by MixUp or CutMix.
 
-    One draw per batch decides whether to mix at all, by which of the two (evenly, if both are on)
-    and how much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix pastes a box of
-    area about 1 - λ, clipped at the border, and then takes λ from the area really pasted.
+    One draw per batch decides whether to mix, by which of the two (evenly, if both are on) and how
+    much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix pastes a box of area about
+    1 - λ, clipped at the border, and takes λ from the pasted area.
     Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
 
     Args:
       images_BHWC: normalised, float32 (B, H, W, C).
-      mixup: α of MixUp, 0 for off.
-      cutmix: α of CutMix, 0 for off; one of the two is on.
-      probability: of mixing the batch at all.
-
-    Returns:
-      Images and targets of the same shapes and dtypes.
+      mixup, cutmix: α of each, 0 for off; at least one is on.
+      probability: the share of the batches that are mixed.
     """
     _, height, width, _ = images_BHWC.shape
     scalars_key, beta_key = jax.random.split(key)

@@ -1,10 +1,9 @@
-"""Data sets by name: ``describe(name)``, and ``load(name)``, three splits of uint8 images.
+"""Describes and loads data sets by name, as three splits of uint8 images.
 
 Names: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``fashion_mnist``, ``tiny_imagenet``,
 ``food101``, ``domainnet/<domain>``, ``imagenet``, ``folder=<path>``, ``csv=<path>``,
-``hf=<name or path>`` and ``tfds=<name>``. Files are kept in ``data_dir``: by default the variable
-HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``. `from_arrays` and `from_examples` make a set of
-what is in memory.
+``hf=<name or path>`` and ``tfds=<name>``. Files are kept in ``data_dir``, which defaults to
+$HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``.
 """
 
 import dataclasses
@@ -18,18 +17,12 @@ from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
 from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
 from hsvit_jax.data.decode import Progress, Request
-from hsvit_jax.data.download import DataUnavailable
+from hsvit_jax.data.examples import from_arrays, from_examples
 from hsvit_jax.data.folder import describe_files, find_listing, load_listing
-from hsvit_jax.data.given.csv_table import list_csv
-from hsvit_jax.data.given.examples import from_arrays, from_examples
-from hsvit_jax.data.given.hugging_face import open_hf
-from hsvit_jax.data.images import (
-    BadImage,
-    check_shape,
-    fit_image,
-    read_file,
-    read_image,
-)
+from hsvit_jax.data.hugging_face import open_hf
+from hsvit_jax.data.images import BadImage, check_shape, fit_image, read_file, read_image
+from hsvit_jax.data.listing import list_csv
+from hsvit_jax.data.published import DataUnavailable
 from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
 from hsvit_jax.text import few, nearest
 
@@ -50,16 +43,14 @@ __all__ = [
 
 
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
-    """Describes a data set without loading it, and without the network but for ``hf=``.
+    """Describes a data set without loading it; only ``hf=`` needs the network.
 
-    For named sets the description is fixed (class names of cifar100, tiny_imagenet, food101,
-    domainnet and imagenet are placeholders until they are loaded). For ``folder=`` the class
-    folders are listed and a few image headers read; an archive is unpacked to ``data_dir`` the
-    first time. For ``tfds=`` the description is the builder's.
+    An archive is unpacked to ``data_dir`` the first time. Class names of cifar100, tiny_imagenet,
+    food101, domainnet and imagenet are placeholders until these are loaded.
 
     Args:
-      name: see the head of this module.
-      data_dir: folder of archives and caches.
+      name: a name from the head of this module.
+      data_dir: the folder of archives and caches.
 
     Returns:
       Size, channels, class names and normalisation.
@@ -85,29 +76,28 @@ def load(
 ) -> Dataset:
     """Loads a data set, downloading, checking and caching it as needed.
 
-    Where the set comes with a test part, validation is ``val_fraction`` of each training class,
-    held out; where it comes in one piece, a tenth of each class is test and ``val_fraction``
-    validation. A validation part that comes with the set (beside a test part) is used whole.
+    If the set has a test part, validation is ``val_fraction`` of each training class, or the set's
+    own validation part. If it comes in one piece, a tenth of each class is test and
+    ``val_fraction`` validation.
 
     Args:
-      name: see the head of this module.
-      data_dir: folder of archives and caches.
-      image_size: (H, W) to fit the images to, by the rules of images.py; default `describe`'s.
+      name: a name from the head of this module.
+      data_dir: the folder of archives and caches.
+      image_size: (H, W) to fit the images to; defaults to `describe`'s.
+      channels: 1 or 3; defaults to `describe`'s.
       fit: 'crop', 'pad' or 'stretch'.
-      channels: 1 or 3; default `describe`'s.
-      val_fraction: between 0 (no validation split) and 0.8.
-      on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
+      val_fraction: from 0 (no validation split) to 0.8.
+      on_bad_image: 'error', or 'skip' to drop unusable images with a warning.
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
-      test_only: every image is in the test split, and the other two are empty; of a folder or a
-        table one class will do.
+      test_only: puts every image into the test split; one class is enough.
 
     Returns:
       Training, validation and test split, and the fingerprint of their content.
 
     Raises:
-      DataUnavailable: the files are missing and cannot be downloaded; says where to put them.
-      ValueError: an argument or the data has to be put right; says how.
+      DataUnavailable: the files are missing and cannot be downloaded.
+      ValueError: an argument or the data cannot be used.
     """
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
@@ -122,7 +112,7 @@ def load(
 
 
 def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:
-    """Loads the images of a table with the columns image and label; `load` has the options."""
+    """Loads the images of a table with the columns image and label; takes `load`'s options."""
     return load(f"csv={os.fspath(path)}", **options)
 
 
@@ -136,7 +126,7 @@ def _open(
     data_dir: Path,
     progress: Progress = lambda *_: None,
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
-    """Finds a set by its name: its description, and what reads it."""
+    """Finds a set by its name; returns its description and its reader."""
     kind, equals, argument = name.partition("=")
     kind = kind if equals and argument else ""
     if kind in ("folder", "csv"):

@@ -1,4 +1,4 @@
-"""``folder=<path>``: class folders, or an archive of them, as a data set."""
+"""Reads class folders, archives of them, and tables, as data sets."""
 
 import contextlib
 import dataclasses
@@ -12,30 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data import archives, unpacked
+from hsvit_jax.data import archives
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
 from hsvit_jax.data.images import peek, read_file
-from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, tell_others, walk
+from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, walk, warn_of_others
+from hsvit_jax.data.published import refuse_named
 from hsvit_jax.text import few, is_printable, one_line
 
 
 def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
-    """Lists the classes and files of a folder or archive; an archive is unpacked once.
-
-    Raises:
-      ValueError: nothing there, a set that has a name of its own, or a layout that
-        `listing.arrange` refuses.
-    """
+    """Lists the classes and files of a folder or archive; an archive is unpacked once."""
     root = Path(os.path.expanduser(path))
-    # os.path's functions are false for names that the system refuses; Path's may raise.
+    # os.path's functions return False for names that the system refuses; Path's may raise.
     if not path or not os.path.exists(root):
         place = "" if root.is_absolute() else " below the current folder"
         raise ValueError(
             f"folder={one_line(path)}: there is no such folder or archive{place}. {LAYOUT}"
         )
-    unpacked.refuse_named(root)
+    refuse_named(root)
     if os.path.isdir(root):
         tree = walk(root)
     elif os.path.isfile(root) and root.name.lower().endswith(archives.SUFFIXES):
@@ -44,12 +40,12 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
         tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
     else:
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
-    tell_others(tree)
+    warn_of_others(tree)
     return arrange(tree)
 
 
 def archive_folder(name: str, key: dict[str, Any], data_dir: Path) -> Path:
-    """Returns the folder in the cache of an archive that is unpacked."""
+    """Returns the cache's folder of an unpacked archive."""
     return cache_folder(data_dir, f"unpacked-{name}", key)
 
 
@@ -62,14 +58,10 @@ def unpack_once(
     progress: Progress,
     extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive, the first time, and finds its images as those of a folder.
+    """Unpacks an archive into its `archive_folder`, the first time, and finds its images.
 
-    Args:
-      archive: finds the archive; not called where it is unpacked already.
-      where: the archive's name in messages.
-      name: of the folder, which may be removed at any time.
-      key: identifies the content.
-      extra_suffixes: of other files to find.
+    ``archive`` finds the archive; it is not called if the folder is there. ``where`` is the name
+    in messages.
     """
     folder = archive_folder(name, key, data_dir)
 
@@ -85,7 +77,7 @@ def unpack_once(
         tree = walk(folder / "files", extra_suffixes)
         if len(tree.files) == notes["files"]:
             break
-        shutil.rmtree(folder, ignore_errors=True)  # what clears temporary folders took some
+        shutil.rmtree(folder, ignore_errors=True)  # a cleaner of temporary files removed some
     return dataclasses.replace(tree, where=where)
 
 
@@ -94,8 +86,8 @@ def describe_files(
 ) -> DataInfo:
     """Describes images by the headers of 20 files, spread evenly; `read(i)` gives a file's bytes.
 
-    The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
-    one channel only if every file peeked at is grey.
+    The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128.
+    There is one channel only if all these files are grey.
     """
     if strange := [label for label in class_names if not is_printable(label)]:
         raise ValueError(
@@ -104,7 +96,7 @@ def describe_files(
         )
     headers = []
     for i in sorted({*np.linspace(0, count - 1, min(count, 20)).astype(int).tolist()}):
-        with contextlib.suppress(OSError):  # decoding reports it, with its name
+        with contextlib.suppress(OSError, ValueError):  # decoding reports it, with its name
             headers.append(peek(read(i)))
     readable = [header for header in headers if header is not None]
     median = float(np.median([side for side, _ in readable])) if readable else 128.0
@@ -123,10 +115,8 @@ def load_listing(
 ) -> Source:
     """Decodes, or streams, the files of a listing.
 
-    Args:
-      key: identifies the content; without one the arrays are used again as long as the same
-        files, of the folders that paths and links lead to now, have the same sizes and times.
-      own: see `Items`.
+    ``key`` identifies the content. By default that are the files' names, sizes and times, and the
+    folders that their paths and links resolve to.
     """
     names = [os.path.join(listing.where, row.file.name) for row in listing.rows]
     parts = np.array([row.part for row in listing.rows], np.int8)

@@ -1,6 +1,8 @@
-"""Listings of image files in a folder or an archive: the classes and splits in their paths."""
+"""Lists image files with their classes and splits: of a folder, an archive or a table."""
 
+import csv
 import errno
+import io
 import os
 import re
 import stat
@@ -12,25 +14,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import holds_image, is_image_name
+from hsvit_jax.data.images import holds_image, is_image_name, read_file
 from hsvit_jax.text import few, one_line
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
-#: What names begin with that are passed over: hidden ones, and what systems put beside images.
+#: Names that begin like this are skipped: hidden files, and what systems put beside images.
 HIDDEN = (".", "@eaDir", "__MACOSX", "Thumbs.db", "ehthumbs", "desktop.ini")
-MAX_DEPTH = 100  # of folders within each other
+MAX_DEPTH = 100  # nested folders
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of the "
     "same; with two or more classes."
 )
+_COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"), ("split",))
+_TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
 class File(NamedTuple):
     """An image file: its name in the tree, its path on disk, and what shows that it changed.
 
-    A new name or place changes ctime too, and tools that keep mtime (`exiftool -P`) cannot keep it.
+    Some tools keep mtime (`exiftool -P`), none keeps ctime; renaming and moving change it too.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """An image file with its label and the part, TRAIN to UNSPLIT, that it was found in."""
+    """An image file with its label and its part, TRAIN to UNSPLIT."""
 
     file: File
     label: int
@@ -59,7 +63,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The image files of a tree in a stable order; label ``i`` is ``class_names[i]``."""
+    """Image files in a stable order; label ``i`` is ``class_names[i]``."""
 
     where: str
     class_names: tuple[str, ...]
@@ -67,10 +71,9 @@ class Listing:
 
 
 def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
-    """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names and
-    thumbnails are passed over, links followed.
+    """Finds all image files below ``root``, and those with ``extra_suffixes``.
 
-    Links that lead back to a folder they are in, or to themselves, are left out with a warning.
+    Skips hidden names and thumbnails, follows links, and warns of links that lead in a circle.
     """
     files: list[File] = []
     dirs: set[str] = set()
@@ -113,8 +116,8 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
     return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs), tuple(others))
 
 
-def tell_others(tree: Tree) -> None:
-    """Warns of files that are no images, by their endings; not of those beside folders alone."""
+def warn_of_others(tree: Tree) -> None:
+    """Warns of files beside images that are no images, counted by their endings."""
     held = {file.name.rpartition("/")[0] for file in tree.files}
     outer = {name.rpartition("/")[0] for name in tree.dirs} - held
     others = [name for name in tree.others if name.rpartition("/")[0] not in outer]
@@ -130,7 +133,7 @@ def tell_others(tree: Tree) -> None:
 
 @dataclass
 class _Folder:
-    """A folder: the images in it, those at any depth, and its folders by name."""
+    """A folder: its own images, those at any depth, and its folders by name."""
 
     own: list[File] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
@@ -138,12 +141,12 @@ class _Folder:
 
     @property
     def held(self) -> dict[str, "_Folder"]:
-        """Its folders with images."""
+        """Returns its folders with images."""
         return {name: folder for name, folder in self.folders.items() if folder.files}
 
     @property
     def classes(self) -> set[str]:
-        """Names of the folders with images in it, or in the only folder that it holds."""
+        """Returns the names of its folders with images, looking through single folders."""
         folder = self
         while not folder.own and len(held := folder.held) == 1:
             (folder,) = held.values()
@@ -151,7 +154,7 @@ class _Folder:
 
 
 def _grouped(tree: Tree) -> _Folder:
-    """The outer folder of a tree."""
+    """Groups the files of a tree by folder; returns the outer one."""
     top = _Folder()
     for name in sorted(tree.dirs):
         folder = top
@@ -174,12 +177,10 @@ def _grouped(tree: Tree) -> _Folder:
 def arrange(tree: Tree) -> Listing:
     """Finds the classes and splits in the layout of a tree.
 
-    With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
-    one of them is there, it is the test split, and validation is to be held out of train. If
-    neither is there, train is to be split. Where no other folders are beside them, or two of them
-    hold class folders, they may be spelt ``Train`` or ``Training`` too. Without ``train``, every
-    folder is a class. A single outer folder, as archives have, is looked into. Labels follow the
-    sorted class names.
+    With a ``train`` folder, ``test`` is the test split and ``val`` the validation split; one of
+    them alone is the test split. ``Train`` and ``Training`` count too if all folders are splits, or
+    if two splits hold class folders. Without ``train`` every folder is a class. A single outer
+    folder, which archives have, is looked into. Labels follow the sorted class names.
 
     Raises:
       ValueError: nothing found, or folders that look like splits and would become classes.
@@ -217,9 +218,7 @@ def arrange(tree: Tree) -> Listing:
 
 
 def _splits(top: _Folder) -> dict[str, int]:
-    """The splits among the folders: by any spelling where all of them are splits, or where train
-    and another hold class folders; else by the exact names, as a class may be called Train.
-    """
+    """Returns the splits among the folders, by any spelling where no class can be meant."""
     names = sorted(top.folders)
     spelt = {name: _SPELLINGS[name.lower()] for name in names if name.lower() in _SPELLINGS}
     if len(spelt) == len(names):
@@ -230,7 +229,7 @@ def _splits(top: _Folder) -> dict[str, int]:
 
 
 def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
-    """Refuses splits that are not called so, or without train; warns of a class test."""
+    """Refuses folders that look like splits without train; warns of a class called test."""
     held = {
         name: classes
         for name, folder in sorted(top.folders.items())
@@ -240,8 +239,8 @@ def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
     shared = set.intersection(*held.values()) if len(held) > 1 else ()
     if shared or any(name.lower() in _SPELLINGS for name in held):
         raise ValueError(
-            f"{tree.where} holds {few(held)}, which look like splits without train: rename them "
-            f"to train, test and val, or take them away. {LAYOUT}"
+            f"{tree.where} holds {few(held)}, which look like splits without train: rename "
+            f"them to train, test and val, or remove them. {LAYOUT}"
         )
     if classes := sorted({*top.folders} & {*SPLIT_NAMES}):
         warnings.warn(
@@ -250,7 +249,7 @@ def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
 
 
 def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
-    """Files by class name (NFC, so that one name spelled on two systems is one class)."""
+    """Returns files by class name, in NFC, so that one name from two systems is one class."""
     classes: dict[str, list[File]] = {}
     for name, folder in sorted(top.folders.items()):
         classes.setdefault(unicodedata.normalize("NFC", name), []).extend(folder.files)
@@ -268,3 +267,57 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
             stacklevel=2,
         )
     return classes
+
+
+def list_csv(path: str) -> Listing:
+    """Lists the images of a table with the columns image and label, and optionally split.
+
+    Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
+
+    Raises:
+      ValueError: the table cannot be read, it lacks a column, or a line lacks its image or label,
+        has more cells than the head or an unknown split.
+    """
+    table = Path(os.path.expanduser(path))
+    try:
+        text = io.StringIO(read_file(table).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, skipinitialspace=True)
+        head = {name.strip().lower(): name for name in reader.fieldnames or ()}
+        columns = [next((head[n] for n in names if n in head), "") for names in _COLUMNS]
+        if not all(columns[:2]):
+            raise ValueError(f"it needs the columns image and label; it has {few(head)}")
+        lines = []
+        for cells in reader:
+            image, label, split = ((cells.get(name) or "").strip() for name in columns)
+            if (
+                not (image and label)
+                or any(cells.get(None, ()))
+                or split.lower() not in _TABLE_SPLITS
+            ):
+                raise ValueError(
+                    f"line {reader.line_num} must have an image, a label (in quotation marks if "
+                    f"it has a comma) and no split but {few(SPLIT_NAMES)}; got "
+                    f"{few((image, label, split))}"
+                )
+            lines.append((image, unicodedata.normalize("NFC", label), split.lower()))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"csv={one_line(path)} cannot be read: {error}") from None
+    if unread := [name for name in head.values() if name and name not in columns]:
+        warnings.warn(f"csv={path}: columns not read: {few(unread)}", stacklevel=2)
+    blank = sum(not split for *_, split in lines)
+    if 0 < blank < len(lines):
+        warnings.warn(
+            f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
+            stacklevel=2,
+        )
+    names = tuple(sorted({label for _, label, _ in lines}))
+    number = {name: i for i, name in enumerate(names)}
+    used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
+    rows = {}
+    for image, label, split in lines:
+        file = os.fspath(table.parent / image)
+        info = os.stat(file) if os.path.isfile(file) else None  # decoding reports a missing one
+        stamp = (info.st_size, info.st_ctime_ns) if info else ()
+        row = Row(File(image, file, *stamp), number[label], used[_TABLE_SPLITS[split]])
+        rows.setdefault((os.path.abspath(file), row.label, row.part), row)
+    return Listing(os.fspath(table.parent), names, tuple(rows.values()))

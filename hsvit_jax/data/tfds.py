@@ -1,7 +1,7 @@
-"""``tfds=<name>``: sets prepared by TensorFlow Datasets, read without TensorFlow.
+"""Reads sets that TensorFlow Datasets has prepared, without TensorFlow.
 
 TFDS reads its array_record and parquet forms without TensorFlow, but needs it to prepare most
-sets; where it is missing, that is an error before anything is downloaded.
+sets. If it is missing, the error comes before any download.
 """
 
 import hashlib
@@ -13,18 +13,14 @@ from typing import Any
 
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics, keeps_label_mirrored
 from hsvit_jax.data.decode import SPLITS, Request, decode_items, items_of_splits
-from hsvit_jax.data.download import DataUnavailable, probe
+from hsvit_jax.data.published import DataUnavailable, probe
 from hsvit_jax.text import few
 
 _READABLE = ("array_record", "parquet")
 
 
 def open_builder(name: str, data_dir: Path) -> Any:
-    """Opens the TFDS builder of ``name``, from ``data_dir`` or TFDS' own folder.
-
-    Raises:
-      ValueError: TFDS knows no such set, or it is prepared in another form alone.
-    """
+    """Opens the TFDS builder of ``name``, from ``data_dir`` or TFDS' own folder."""
     import tensorflow_datasets as tfds
 
     unprepared, other_form = [], ""
@@ -46,7 +42,7 @@ def open_builder(name: str, data_dir: Path) -> Any:
 
 
 def is_prepared(builder: Any) -> bool:
-    """Whether the builder's files are on disk in a form that can be read without TensorFlow."""
+    """Returns whether the builder's files are there in a form that needs no TensorFlow."""
     form = builder.info.file_format
     return builder.is_prepared() and form is not None and form.value in _READABLE
 
@@ -64,12 +60,7 @@ def describe_tfds(name: str, builder: Any) -> DataInfo:
 
 
 def load_tfds(name: str, builder: Any, request: Request) -> Source:
-    """Reads a prepared TFDS set; prepares it first where TensorFlow is installed.
-
-    Raises:
-      DataUnavailable: not prepared, and TensorFlow or the connection is missing.
-      ValueError: not a set of labelled images.
-    """
+    """Reads a prepared TFDS set; prepares it first if TensorFlow is installed."""
     import tensorflow_datasets as tfds
 
     image_key, label_key = _keys(name, builder)
@@ -127,10 +118,7 @@ def _keys(name: str, builder: Any) -> tuple[str, str]:
 
 
 def _stamp(folder: Path) -> str:
-    """Digest of the prepared files' names, sizes and times: preparing again changes it."""
-    files = [
-        (path.name, path.stat().st_size, path.stat().st_ctime_ns)
-        for path in sorted(folder.glob("*"))
-        if path.is_file()
-    ]
+    """Returns a digest of the prepared files' names, sizes and times."""
+    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*")) if path.is_file()]
+    files = [(name, info.st_size, info.st_ctime_ns) for name, info in stats]
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hsvit_jax.data import DataUnavailable, download
-from hsvit_jax.data.download import RemoteFile, fetch
+from hsvit_jax.data import DataUnavailable, published
+from hsvit_jax.data.published import RemoteFile, fetch
 
 BODY = bytes(range(256)) * 5000
 
@@ -80,8 +80,8 @@ def test_a_failed_download_leaves_nothing_behind(path, body, limit, why, host, t
 
 
 def test_a_name_look_up_that_hangs_is_given_up(tmp_path, monkeypatch):
-    assert download.PROBE_SECONDS < 15  # what users are promised; shortened here
-    monkeypatch.setattr(download, "PROBE_SECONDS", 0.2)
+    assert published.PROBE_SECONDS < 15  # what users are promised; shortened here
+    monkeypatch.setattr(published, "PROBE_SECONDS", 0.2)
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait(30) and [])
     monkeypatch.setenv("no_proxy", "*")
@@ -92,7 +92,7 @@ def test_a_name_look_up_that_hangs_is_given_up(tmp_path, monkeypatch):
         release.set()
         time.sleep(0.05)  # lets the abandoned thread end inside this test
     monkeypatch.undo()
-    assert "refused" in download.probe("http://127.0.0.1:1/x.gz")
+    assert "refused" in published.probe("http://127.0.0.1:1/x.gz")
 
 
 def test_wrong_files_already_here_are_reported_and_kept(tmp_path):

@@ -18,7 +18,7 @@ from PIL import Image
 from hsvit_jax import data
 from hsvit_jax.classifier import files
 from hsvit_jax.data import archives, cache, folder, listing
-from hsvit_jax.data.stream import stream_batches
+from hsvit_jax.data.dataset import stream_batches
 
 
 def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:

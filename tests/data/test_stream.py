@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax.data import BadImage, Split
-from hsvit_jax.data.stream import stream_batches
+from hsvit_jax.data.dataset import stream_batches
 
 N = 29
 

@@ -1,9 +1,10 @@
-"""Arrays, and anything that gives (image, label), as a data set in memory."""
+"""Makes data sets of arrays, and of any source of (image, label) pairs, in memory."""
 
 import dataclasses
 import functools
 import hashlib
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -15,17 +16,16 @@ from hsvit_jax.data.dataset import (
     Dataset,
     Source,
     Split,
-    count_copies,
+    describe_copies,
     split,
-    warn_of_copies,
 )
 from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, fit_image, upright
 from hsvit_jax.text import few
 
-_LEAST_STD = 1e-3  # of a channel that is the same everywhere
-#: A name as a folder's is read, so that one name spelled on two systems is one class.
+_LEAST_STD = 1e-3  # for a channel of one value
+#: Names are normalised as those of folders, so that one name from two systems is one class.
 _normal = functools.partial(unicodedata.normalize, "NFC")
-_MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
+_MOST_CLASSES = 65536  # data.num_classes has the same limit
 
 
 def from_arrays(
@@ -50,28 +50,30 @@ def from_examples(
     flip: bool = True,
     test_only: bool = False,
 ) -> Dataset:
-    """Makes a data set of (image, label) pairs: an iterable, or what has a length and an index.
+    """Makes a data set of (image, label) pairs.
 
-    An image is what `images.fit_image` takes. A tenth of every class is held out for the test, and
-    `val_fraction` for validation, always the same ones. Mean and standard deviation are those of
-    the training images.
+    A tenth of every class is held out for test, and `val_fraction` for validation, always the same
+    examples. Mean and standard deviation are those of the training images.
 
     Args:
-      examples: pairs; they are read once and kept in memory.
-      class_names: label i is class_names[i], or one of the names; by default the labels, sorted, or
-        of whole numbers all from 0 to the largest.
+      examples: an iterable of pairs, or a sequence with a length; all are kept in memory. An image
+        is whatever `fit_image` accepts.
+      class_names: label i is class_names[i], or one of the names. Defaults to the labels, sorted;
+        for whole numbers to all from 0 to the largest.
       name: the run's data set is called 'given=<name>'.
-      image_size: (H, W); by default that of the first image, 128×128 where it is a file.
-      channels: 1 or 3; by default those of the first image, 3 where it is a file.
-      fit: 'crop', 'pad' or 'stretch', of images of another shape.
+      image_size: (H, W); defaults to that of the first image, for a file to 128×128.
+      channels: 1 or 3; defaults to those of the first image, for a file to 3.
+      fit: how images of another shape are fitted: 'crop', 'pad' or 'stretch'.
       val_fraction: between 0 and 0.8.
       flip: whether a mirrored image keeps its label.
-      test_only: every example is in the test split, as for `Classifier.evaluate`.
+      test_only: puts every example into the test split, as `Classifier.evaluate` needs.
 
     Raises:
       ValueError: no example, labels that are no classes, or an image that cannot be used.
     """
-    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):  # which need not end
+    if hasattr(examples, "__len__") and hasattr(
+        examples, "__getitem__"
+    ):  # its iterator may not end
         examples = map(examples.__getitem__, range(len(examples)))
     images, labels = [], []
     for i, (image, label) in enumerate(examples):
@@ -91,7 +93,8 @@ def from_examples(
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]
-        warn_of_copies(len(digests), *count_copies(digests, "example {} of example {}".format))
+        if copies := describe_copies(digests, [f"example {i}" for i in range(len(digests))]):
+            warnings.warn(copies, stacklevel=2)
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
@@ -100,7 +103,7 @@ def from_examples(
     dataset = split(source, info, fit, val_fraction, test_only)
     train = (dataset.test if test_only else dataset.train).images
     mean = train.mean((0, 1, 2)) / 255
-    # `std` would hold all pixels in double precision, eight times the memory of the images.
+    # `np.std` would hold all pixels in double precision, eight times the images' memory.
     squares = np.einsum("nhwc,nhwc->c", train, train, dtype=np.float64) * (channels / train.size)
     std = np.sqrt(np.maximum(squares / 255**2 - mean**2, _LEAST_STD**2))
     info = dataclasses.replace(dataset.info, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
@@ -108,12 +111,12 @@ def from_examples(
 
 
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
-    if hasattr(image, "mode") and not hasattr(image, "shape"):  # Pillow's, no memory map
+    if hasattr(image, "mode") and not hasattr(image, "shape"):  # Pillow; memory maps have a shape
         image = upright(image)
         return (image.height, image.width), 1 if image.mode in GREY_MODES else 3
     try:
         shape = np.shape(image)
-    except ValueError:  # rows of several lengths, which are refused when they are read
+    except ValueError:  # rows of several lengths, refused when they are read
         shape = ()
     if len(shape) < 2:
         return (128, 128), 3
@@ -123,7 +126,7 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
 def _numbered(
     labels: Sequence[Any], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """The classes' names, and the label of each example as their number, int32 (N,)."""
+    """Returns the class names, and each example's label as their number, int32 (N,)."""
     if isinstance(class_names, Set | Mapping):
         raise ValueError("class_names must be a list in the order of the labels")
     values = np.asarray(labels)
@@ -140,7 +143,7 @@ def _numbered(
         class_names = map(str, range(high + 1))
     names = tuple(map(_normal, class_names))
     if values.dtype.kind == "U":
-        # NumPy makes texts of them: a missing label of a table would be a class "nan".
+        # NumPy converts them to text: a missing label of a table would be a class "nan".
         if strange := [label for label in labels if not isinstance(label, str)]:
             raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
         number = {name: i for i, name in enumerate(names)}

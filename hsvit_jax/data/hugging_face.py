@@ -1,4 +1,4 @@
-"""``hf=<name or path>[:<configuration>]``: a set of the Hugging Face `datasets` library."""
+"""Reads ``hf=<name or path>[:<configuration>]``, a set of the Hugging Face `datasets` library."""
 
 import dataclasses
 import errno
@@ -15,7 +15,7 @@ from hsvit_jax.data.folder import describe_files
 from hsvit_jax.data.images import read_file
 from hsvit_jax.text import few
 
-# What the parts are called, by the names that `items_of_splits` knows.
+# The parts by the names that `items_of_splits` knows, and the names that people give them.
 _SPLITS = {
     "train": ("train",),
     "validation": ("validation", "valid", "val", "dev"),
@@ -26,16 +26,7 @@ _SPLITS = {
 def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Opens a data set by its name on the hub, by its folder, or as `save_to_disk` wrote it.
 
-    It is described by its columns and the headers of a few images; splits are as TFDS' (see
-    `decode.items_of_splits`).
-
-    Returns:
-      The description, and what reads the set.
-
-    Raises:
-      ValueError: `datasets` is not installed, there is no such set, it has no images with one
-        class label each, its splits number their classes differently, or, in reading it, an image
-        cannot be used.
+    Returns its description, from its columns and the headers of a few images, and its reader.
     """
     try:
         import datasets
@@ -46,9 +37,9 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         path, _, config = path.rpartition(":")
     folder, where = Path(path), {}
     saved = [(folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json")]
-    if all(saved):  # of which datasets would read the set alone, though the dict may be newer
+    if all(saved):  # datasets would read only the Dataset, though the dict may be newer
         raise ValueError(f"hf={name} holds a Dataset and a DatasetDict: remove it and save again")
-    if folder.is_dir():  # where datasets would read what it kept of another one of that name
+    if folder.is_dir():  # datasets would read its cache of another folder of that name
         stamps = [(str(f), f.lstat().st_ctime_ns) for f in sorted(folder.resolve().rglob("*"))]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
         where["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, digest[:16])
@@ -57,7 +48,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             found = datasets.load_from_disk(folder)
         else:
             found = datasets.load_dataset(path, config, **where)
-    except Exception as error:  # of the network, of the disk, of any reader that it has
+    except Exception as error:  # its network, disk and readers raise nearly anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         whole = name.removesuffix(f":{config}")
         raise ValueError(
@@ -83,14 +74,14 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
     if label[0] not in ("label", "labels") and label[1:]:
         warnings.warn(f"hf={name}: of {few(label)} the classes are {label[0]}", stacklevel=2)
     names = tuple(features[label[0]].names)
-    for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
+    for part, rows in parts.items():  # splits that were encoded apart number their own classes
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
             raise ValueError(
                 f"hf={name}: {label[0]} numbers other classes in {part} than in train: give all "
                 "splits the same datasets.ClassLabel(names=[…]), with cast_column from the names"
             )
-    # A format is stored with a set: as columns of pandas, say, or without some of them.
+    # A set may be stored with a format, such as pandas, or with some of its columns.
     raw = datasets.Image(decode=False)
     parts = {
         part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
@@ -109,9 +100,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     def load(request: Request) -> Source:
         items = items_of_splits(f"hf={name}", parts, read)
-        key = {
-            "hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]
-        } | where
-        return decode_items(items, names, request, f"hf-{Path(name).name}", key)
+        prints = [(split, len(part), part._fingerprint) for split, part in parts.items()]
+        return decode_items(items, names, request, f"hf-{Path(name).name}", {"hf": prints} | where)
 
     return info, load
