@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_files import class_folders
 from support.processes import COMMAND, PATIENCE, ROOT, environment, finish
 from support.small_runs import digest, losses, metric_lines
 
@@ -133,6 +134,16 @@ def test_four_hosts_come_back_as_two(whole, job, bucket):
     assert "To go on, give the same command again" in errors[0]
     check_ends(job(bucket, "spot", MESHES["group"]), 0, 0)
     check_run(bucket, "spot", whole("group"))
+
+
+def test_hosts_with_other_data_are_refused(job, bucket, hosts):
+    """Each host reads the folder of that name on its own disk."""
+    for i in range(2):
+        class_folders(hosts.on_disk(i, "photos"), "ab", count=20 + i)
+    settings = (*MESHES["group"], f"data.name=folder={hosts.disk}/photos")
+    errors = check_ends(job(bucket, "photos", settings), 1, 1)
+    assert "process 1 has another data set than process 0" in errors[0]
+    assert not (bucket.folder / "runs/photos/config.json").exists()
 
 
 def test_a_cut_of_the_network(job, bucket, hosts, steps):
