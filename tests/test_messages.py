@@ -66,8 +66,8 @@ TABLE = """
 2 | eval --workdir=x DIGITS --config.optim.beta1=0      | --config.optim.beta1
 2 | compare c2a2:digits --sedes=1                       | sedes
 # What excludes each other.
-2 | eval --checkpoint=x --workdir=y                     | --checkpoint, --workdir, leave one out
-2 | eval x --curve=x.png --drop_groups=1                | --curve, --drop_groups, leave one out
+2 | eval --checkpoint=x --workdir=y                     | --checkpoint, --workdir, remove one
+2 | eval x --curve=x.png --drop_groups=1                | --curve, --drop_groups, remove one
 2 | study fig5 --epochs=1 --config.train.steps=1        | --epochs, --config.train.steps
 2 | power-search DIGITS --config.train.steps=1          | --epochs, --config.train.steps
 2 | benchmark DIGITS --batch=1 --config.train.batch=2   | --batch, --config.train.batch

@@ -1,7 +1,7 @@
 """Views of a network at work on an image, as arrays: attention, feature maps and votes.
 
-The arrays are intermediate activations of the forward pass (`Network.views`), reduced to the views
-of the literature. G groups, N heads, T tokens, K classes, D channels.
+They are activations of the forward pass (`Network.views`), reduced to the literature's views.
+G groups, N heads, T tokens, K classes, D channels.
 
 Source: DHVT supplement, figures 3 to 5 and 7 (attention); HVT paper, figure 3 (feature maps);
 HSViT paper, section 3.1 (one token per kernel, averaged votes).
@@ -24,9 +24,9 @@ class Groups:
     """Feature maps and attention of an HSViT's groups for one image.
 
     Attributes:
-      maps_GCHW: (G, C/G, H, W), the trunk's feature maps that are each group's tokens.
-      shares_GC: (G, C/G), attention of the last CLS to each of them, mean over heads; what is
-        missing to 1 is attention to itself.
+      maps_GCHW: (G, C/G, H, W), the trunk's feature maps, which are the groups' tokens.
+      shares_GC: (G, C/G), attention of the last CLS to each token, mean over heads. The rest to 1
+        is attention to itself.
     """
 
     maps_GCHW: np.ndarray
@@ -35,19 +35,16 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Attention and features of a vision transformer's tokens, in some blocks, for one image.
-
-    Lists have an element per block.
+    """Attention and features of a vision transformer's tokens for one image, lists by block.
 
     Attributes:
-      blocks: numbers of the blocks whose attention is here, from 1.
+      blocks: numbers, from 1, of the blocks with attention.
       queries: the queries of `attention`, 'CLS' or 'mean of all tokens'.
-      before: tokens before the patches.
+      before: number of tokens before the patches.
       attention: (N, rows, columns), attention of the queries to the patches, by head.
       matrices: (T, T), attention by query and key, mean over heads.
-      head_tokens: (N, rows, columns), attention of the token of head n in head n; empty where the
-        network has no such tokens.
-      feature_blocks: numbers of the blocks whose features are here, from 1.
+      head_tokens: (N, rows, columns), attention of head n's token in head n; may be empty.
+      feature_blocks: numbers, from 1, of the blocks with features.
       features: (rows, columns, D), the tokens after the block.
     """
 
@@ -63,10 +60,7 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """All arrays of one image: logits (K,), votes (G, K) and the rest where the network has it.
-
-    The votes of groups that were lost in training are NaN.
-    """
+    """The arrays of one image; votes of groups that were lost in training are NaN."""
 
     logits_K: np.ndarray
     votes_GK: np.ndarray | None = None
@@ -75,11 +69,9 @@ class Views:
 
 
 def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
-    """Compiles a classifier's network to show its views.
+    """Compiles a function that returns the views of one uint8 image of the network's size.
 
-    Returns:
-      a function of one uint8 image of the network's size, which raises ValueError for a network
-      that has nothing to show.
+    It raises ValueError for a network that has nothing to show.
     """
     model, config = classifier.model, classifier.config
 
@@ -93,8 +85,7 @@ def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
         if set(arrays) == {"logits"}:
             c = config.model
             raise ValueError(
-                f"{c.variant} ({c.family}) has nothing to show: neither attention weights nor "
-                "groups nor tokens at known places"
+                f"{c.variant} ({c.family}) has nothing to show: no attention, groups or token grid"
             )
         views = views_of(model, arrays, 0)
         if views.votes_GK is None:
@@ -106,7 +97,7 @@ def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
 
 
 def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:
-    """Selects one example from a batch's views, `model.views` as NumPy arrays."""
+    """Selects one example of a batch's views (`model.views` as NumPy arrays)."""
     groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in of_kind]
@@ -149,8 +140,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
     by_head, matrices, head_tokens = [], [], []
     for i in shown:
         weights_NTS, tokens = attention[i], lengths[i]
-        # Not always as many as keys: a CvT strides over keys.
-        queries = weights_NTS.shape[1] - extra
+        queries = weights_NTS.shape[1] - extra  # more than keys in a CvT, which strides over keys
         query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :queries].mean(1)
         by_head.append(on_patches(query_NS, tokens))
         matrices.append(weights_NTS.mean(0))
@@ -159,8 +149,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
             head_tokens.append(on_patches(weights_NTS[heads, tokens + heads], tokens))
     placed = {}
     for i, x_TD in enumerate(arrays.get("tokens", [])):
-        features = model.at_places(x_TD[None])
-        if features is not None:
+        if (features := model.at_places(x_TD[None])) is not None:
             placed[i] = np.asarray(features)[0]
     features = spread_out(list(placed))
     if not shown and not features:
@@ -178,7 +167,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
 
 
 def spread_out(items: list[int], most: int = 4) -> list[int]:
-    """Chooses at most `most` items, evenly spaced; a long list gives up its two ends."""
+    """Chooses at most `most` items, evenly spaced; a long list drops its two ends."""
     if len(items) <= most:
         return items
     ends = (1, len(items) - 2) if len(items) >= 2 * most else (0, len(items) - 1)

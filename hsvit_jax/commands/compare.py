@@ -13,12 +13,12 @@ COMMAND = Command(
     "$ configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2\n"
     "$ 'c2a2:digits model.depth=1' 'c2a2:digits model.depth=4' resnet:18,digits\n"
     "$ c2a2:cifar10 vix:vit,cifar10 --fractions=0.01,0.05,0.1\n"
-    "SPEC is what --config takes elsewhere, and settings of its own after blanks.\n"
-    "--fractions: nested shares of each class; the first system's steps times FLOPs decide\n"
-    "the steps of the others. The same command again goes on where it stopped.",
+    "SPEC is a value of --config, with its own settings after blanks.\n"
+    "--fractions: nested shares of each class; the first system's steps times FLOPs set\n"
+    "the steps of the others. The same command resumes.",
     (
-        (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
-        (define_path, "out", "runs/comparison", "Folder of the runs and one table."),
+        (flags.DEFINE_list, "seeds", ["0"], "Seeds; one run of every system for each."),
+        (define_path, "out", "runs/comparison", "Folder of the runs and the table."),
         (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
         (flags.DEFINE, Numbers(float), "fractions", None, "Shares of the images, as 0.01,0.1."),
     ),
@@ -40,7 +40,7 @@ def run(request: Request) -> None:
             engine.configure(systems, [*settings, *share], values.seeds)
     out, given = Path(values.out), (settings, values.seeds)
     if not fractions:
-        rows = compare.compare(engine.train_all(systems, out, *given), values.batch)
+        rows = compare.ranked(engine.train_all(systems, out, *given), values.batch)
         print(compare.table(rows), *compare.write(rows, out, line), sep="\n")
     else:
         rows = compare.learning_curves(systems, out, fractions, *given)

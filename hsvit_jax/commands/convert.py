@@ -7,7 +7,7 @@ from absl import flags
 from hsvit_jax import cli
 from hsvit_jax.cli import Command, Numbers, Request
 
-_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
+_TOLERANCE = "Share of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), else 1e-5."
 
 COMMAND = Command(
     "Converts PyTorch weights to a run's folder.",
@@ -17,10 +17,10 @@ COMMAND = Command(
     "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
     "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
     (
-        (flags.DEFINE, Numbers(float), "mean", None, "Of pixels in [0, 1]; default: 0.5."),
-        (flags.DEFINE, Numbers(float), "std", None, "Of pixels in [0, 1]; default: 0.5."),
+        (flags.DEFINE, Numbers(float), "mean", None, "Mean of pixels in [0, 1]; default: 0.5."),
+        (flags.DEFINE, Numbers(float), "std", None, "Their deviation; default: 0.5."),
         (flags.DEFINE_string, "data", None, "Data set of the configuration; default: cifar10."),
-        (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
+        (flags.DEFINE_list, "class_names", None, "Classes in the order of the logits, as cat,dog."),
         (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
     ),
     config="model data",
@@ -40,11 +40,11 @@ def run(request: Request) -> None:
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:
         cli.note(
-            f"note: an error below {report['tolerance']:g} of the largest logit goes unseen; with "
-            "`logits_f64`, the logits computed in float64, one below 1e-9 does"
+            f"note: errors below {report['tolerance']:g} of the largest logit go unseen; add "
+            "`logits_f64`, logits in float64, to lower that to 1e-9"
         )
     if report.get("batch_coupling"):
         cli.note(
-            "note: as the reference computes it, an image's answer depends on the other images of "
-            "its batch (model.batch_coupling=True)"
+            "note: an image's answer depends on the other images of its batch, as in the reference "
+            "(model.batch_coupling=True)"
         )

@@ -6,13 +6,12 @@ from absl import flags
 
 from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
 
-_FOLDS = (define_path, "workdir", None, "Folder of all, less its -foldsN; default as of train.")
-
+_FOLDS = (define_path, "workdir", None, "Parent folder without -foldsN; default: as for train.")
 
 COMMAND = Command(
     "Cross-validates: a run for each fold of the training images, tested on that fold.",
     __name__,
-    "$ --config=c2a2:folder=my_images --folds=5\nThe same command again goes on where it stopped.",
+    "$ --config=c2a2:folder=my_images --folds=5\nThe same command resumes.",
     (_FOLDS, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
     config=EVERYTHING,
     needs_config=True,

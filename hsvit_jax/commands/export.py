@@ -11,7 +11,7 @@ from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
 
 _FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
-_FORMAT = "Default: by OUT's ending. hub: a folder; reference: the authors' PyTorch names."
+_FORMAT = "Defaults to OUT's suffix. hub: a folder; reference: the authors' PyTorch names."
 
 COMMAND = Command(
     "Writes a trained network as one file, for the hub, under other names, or as programs.",
@@ -22,8 +22,8 @@ COMMAND = Command(
     (
         *RUN,
         (flags.DEFINE_enum, "format", None, _FORMATS, _FORMAT),
-        (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
-        (flags.DEFINE_bool, "fused", False, "A FastViT's branches as single convolutions."),
+        (flags.DEFINE_integer, "parts", None, "Export N group programs plus a head.", 1),
+        (flags.DEFINE_bool, "fused", False, "Merge a FastViT's branches into single convolutions."),
     ),
     words="OUT",
 )
@@ -37,19 +37,14 @@ def run(request: Request) -> None:
     from hsvit_jax.weights.stored import fuse, of_survivors, stored_network
 
     values, source = request.flags, request.source
-    if len(request.words) != 1:
-        raise cli.Misuse(
-            f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
-            f"{' '.join([source, *request.words])}"
-        )
-    out = Path(request.words[0])
+    out = Path(*request.words)
     form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
     if values.parts is not None and form not in export.PROGRAMS:
         raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(export.PROGRAMS)}")
     if form not in export.FORMATS:
         raise cli.Misuse(
-            f"the ending of {out} names no format: write .safetensors, .onnx or .stablehlo, or "
-            "give --format (hub: a folder)"
+            f"the suffix of {out} names no format: use .safetensors, .onnx or .stablehlo, or set "
+            "--format (hub: a folder)"
         )
     if values.parts is None:
         cli.ending(out, export.FORMATS[form].ending, "OUT")

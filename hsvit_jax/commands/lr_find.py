@@ -24,7 +24,7 @@ def run(request: Request) -> None:
     from hsvit_jax.studies import lr_find
 
     path = cli.ending(request.flags.out)
-    artifacts.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # it may fail
     found = lr_find.search(request.config, request.flags.steps)
     steepest, lowest = lr_find.choose(*found)
     lr_find.draw(*found, steepest, path)

@@ -1,5 +1,7 @@
 """hsvit plan: memory, traffic and time of a network on many devices."""
 
+import json
+
 from absl import flags
 
 from hsvit_jax import cli
@@ -11,8 +13,8 @@ COMMAND = Command(
     __name__,
     "$ --config=configs/c4a8.py --devices=4096",
     (
-        (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
-        (flags.DEFINE_integer, "group", None, "Devices on the group axis.", 1),
+        (flags.DEFINE_integer, "devices", None, "Maximum number of devices.", 1),
+        (flags.DEFINE_integer, "group", None, "Most devices on the group axis.", 1),
         (flags.DEFINE_integer, "batch", None, "Examples per step.", 1),
         (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices.", 1.0),
         (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device.", 1.0),
@@ -28,12 +30,22 @@ COMMAND = Command(
 def run(request: Request) -> None:
     """Prints the plan: how a network spreads over the devices, and the costs."""
     from hsvit_jax.models import costs
-    from hsvit_jax.planner import plan
+    from hsvit_jax.planner import figure, plan
 
-    values = request.flags.flag_values_dict()
-    if values["devices"] is None:
+    values = request.flags
+    if values.devices is None:
         raise cli.Misuse("plan needs --devices, for example --devices=4096")
-    if values["out"]:
-        cli.ending(values["out"])
+    out = cli.ending(values.out) if values.out else None
     config, model, moments = resolved(request)
-    print(plan.run(config, **values, moments=moments / (4 * costs.parameters(model))))
+    found = plan.plan(
+        config,
+        values.devices,
+        plan.Machine(values.flops, values.bandwidth, values.latency),
+        group=values.group,
+        batch=values.batch,
+        moments=moments / (4 * costs.parameters(model)),
+    )
+    if out:
+        figure.draw(found, out)
+        found["figure"] = str(out)
+    print(json.dumps(found, indent=2) if values.json else plan.render(found))

@@ -9,11 +9,11 @@ COMMAND = Command(
     "Learns how many tokens each block of a trained DeiT keeps, by PoWER's soft extraction.",
     __name__,
     "$ --config=deit:ti,cifar100,paper --config.init.from=runs/deit-ti\n"
-    "Writes the network, which goes on training with the command that is printed.",
+    "Writes the network and prints the command that resumes its training.",
     (
-        (flags.DEFINE_float, "epochs", 1.0, "Of the search, in place of train.epochs.", 0.0),
-        (flags.DEFINE_float, "penalty", 1e-4, "Of a token; larger: fewer are kept.", 0.0),
-        (flags.DEFINE_float, "rate", 1e-2, "Learning rate of what is kept.", 0.0),
+        (flags.DEFINE_float, "epochs", 1.0, "Epochs of the search; replaces train.epochs.", 0.0),
+        (flags.DEFINE_float, "penalty", 1e-4, "Penalty of a token; larger keeps fewer.", 0.0),
+        (flags.DEFINE_float, "rate", 1e-2, "Learning rate of the retention.", 0.0),
         (define_path, "out", "power.safetensors", "The file to write."),
     ),
     config=EVERYTHING,
@@ -29,9 +29,9 @@ def run(request: Request) -> None:
     from hsvit_jax.studies import power_search
 
     values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
-    artifacts.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # it may fail
     if path.exists():
-        raise ValueError(f"--out={path} is there already: move it away, or name another file")
+        raise ValueError(f"--out={path} is there already: move it or choose another name")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
     found = power_search.search(config, values.penalty, values.rate)
     artifacts.write_file(path, found.file)

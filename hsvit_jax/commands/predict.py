@@ -5,8 +5,7 @@ from absl import flags
 from hsvit_jax.cli import MESH, Command, Request
 from hsvit_jax.commands.trained import JOB, RUN, load_classifier
 
-# Decoded images of a large folder would not fit in memory together.
-_FILES_AT_ONCE = 256
+_FILES_AT_ONCE = 256  # decoded images in memory
 
 COMMAND = Command(
     "Classifies image files and folders of them.",
@@ -17,7 +16,7 @@ COMMAND = Command(
         JOB,
         (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
         (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
-        (flags.DEFINE_bool, "calibrated", False, "By the temperature of the run's report."),
+        (flags.DEFINE_bool, "calibrated", False, "Use the temperature of the run's report."),
     ),
     config=MESH,
     words="IMAGE ...",
@@ -36,9 +35,9 @@ def run(request: Request) -> int:
         some = paths[first : first + _FILES_AT_ONCE]
         found, unread = files.predict(network, some, request.flags.top_k)
         errors += unread
-        if form != "csv":  # a table is aligned and JSON closed over all files
+        if form != "csv":
             rows += found
-        elif found and shows:  # kept, whatever ends a long run early
+        elif found and shows:  # at once, as a long run may end early
             print(files.render(found, form, head=head), flush=True)
             head = False
     if shows and (rows or form == "json" or (form == "csv" and head)):

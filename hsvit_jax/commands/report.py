@@ -32,7 +32,7 @@ def run(request: Request) -> int:
     own = folder / "report.html" if folder.is_dir() else f"{name}-report.html"
     path = Path(values.out or own)
     if path.suffix.lower() != ".html" or path.is_dir():
-        raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
+        raise ValueError(f"--out={path}: set the name of an HTML file, such as report.html")
     trained = classifier.load(source, values.which)
     print(printable(str(run_report.write(trained, folder, path, split=values.split))))
     return 0

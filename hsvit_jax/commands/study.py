@@ -13,12 +13,12 @@ COMMAND = Command(
     "$ fig5 --data=digits --epochs=4 --seeds=0,1,2\n"
     "NAME is dhvt_ablations, dhvt_table5, fig5, fig6, fig7, fig8, hvt_ablations, table4 or\n"
     "vix_table1, or a Python file whose get_study() returns a Study.\n"
-    "The same command again goes on where it stopped.",
+    "The same command resumes.",
     (
-        (flags.DEFINE_string, "data", None, "DATA,RECIPE; default: those of the paper."),
-        (flags.DEFINE_float, "epochs", None, "Of each run; default: the recipe's."),
-        (flags.DEFINE_list, "seeds", ["0"], "A run of every network for each of these."),
-        (define_path, "out", None, "Folder of all; default: runs/study-NAME."),
+        (flags.DEFINE_string, "data", None, "DATA,RECIPE; default: the paper's."),
+        (flags.DEFINE_float, "epochs", None, "Epochs of each run; default: the recipe's."),
+        (flags.DEFINE_list, "seeds", ["0"], "Seeds; one run of every network for each."),
+        (define_path, "out", None, "Parent folder; default: runs/study-NAME."),
     ),
     config=EVERYTHING,
     words="NAME",
@@ -27,7 +27,7 @@ COMMAND = Command(
 
 
 def run(request: Request) -> None:
-    """Trains the networks of a study that are not trained yet; prints and writes the table."""
+    """Trains the networks that are not trained yet; prints and writes the table."""
     from hsvit_jax.studies import engine, grid, study
 
     values, settings = request.flags, list(request.settings)
@@ -40,7 +40,7 @@ def run(request: Request) -> None:
     with cli.misuse():
         engine.configure(systems, *given)
     out = Path(values.out or f"runs/study-{path.stem}")
-    rows = [engine.row(one) for one in engine.train_all(systems, out, *given, "data")]
+    rows = engine.train_all(systems, out, *given, "data")
     axes = found.x, found.line
     print(*grid.write(rows, found.title, axes, out, path.stem, request.line), sep="\n")
     engine.refuse_left_out(len(systems), len(rows))

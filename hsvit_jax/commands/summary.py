@@ -27,10 +27,7 @@ def run(request: Request) -> None:
 
 
 def resolved(request: Request) -> tuple[Any, Any, int]:
-    """Returns the resolved configuration, its network, and the bytes that the optimizer keeps.
-
-    A note says of custom images, which are not counted here, that their number decides the recipe.
-    """
+    """Returns the resolved configuration, its network, and the optimizer's bytes."""
     from hsvit_jax import data, train
     from hsvit_jax.train import optim
 
@@ -39,8 +36,8 @@ def resolved(request: Request) -> tuple[Any, Any, int]:
     config = config_lib.resolve(request.config, info)
     if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.user:
         cli.note(
-            "batch and optimizer are those of many images; of few, training chooses its own recipe "
-            "(docs/data.md, Few images)"
+            "batch and optimizer assume many images; for few images training chooses the recipe "
+            "small (docs/data.md, Few images)"
         )
     model = train.build_model(config)
     return config, model, optim.moment_bytes(config.optim, model)

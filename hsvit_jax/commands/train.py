@@ -8,11 +8,11 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
 from hsvit_jax.commands.trained import JOB
 
-_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
-_STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
+_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name below runs/.")
+_STALL = "Seconds without a step until exit 75; 0: never. Default: 600, for one process 3600."
 
 COMMAND = Command(
-    "Trains a network, or goes on with a run that was stopped.",
+    "Trains a network, or resumes a run that was stopped.",
     __name__,
     "$ --config=configs/c4a8.py\n"
     "$ --config=c2a2:digits --config.train.epochs=5\n"
@@ -21,7 +21,12 @@ COMMAND = Command(
         _WORKDIR,
         JOB,
         (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
-        (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
+        (
+            flags.DEFINE_bool,
+            "recoverable",
+            False,
+            "Continue with the groups of surviving processes.",
+        ),
         (flags.DEFINE_bool, "report", True, "Write report.html at the end."),
     ),
     config=EVERYTHING,

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hsvit_jax.classifier import Classifier
 
 RUN = (
-    (define_path, "checkpoint", None, "As RUN: a run or checkpoint, exported file, or zoo:NAME."),
-    (define_path, "workdir", None, "As RUN: the folder of a run."),
-    (flags.DEFINE_string, "which", "best", "Checkpoint of RUN: 'best', 'latest' or a step."),
+    (define_path, "checkpoint", None, "RUN: a run or checkpoint, exported file, or zoo:NAME."),
+    (define_path, "workdir", None, "RUN: the folder of a run."),
+    (flags.DEFINE_string, "which", "best", "Checkpoint: 'best', 'latest' or a step."),
 )
 _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
 JOB = (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED)
@@ -56,6 +56,5 @@ def _temperature(source: str, step: int) -> float:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
     raise ValueError(
-        f"--calibrated needs the temperature that a report fits, and {source} has none of step "
-        f"{step:,}: say hsvit report {source} first"
+        f"{source} has no calibration of step {step:,}: run hsvit report {source} first"
     )

@@ -25,7 +25,7 @@ def run(request: Request) -> int:
     paths, out = files.listed(request.words), Path(request.flags.out)
     if taken := {path.resolve() for path in paths} & figures.names(paths, out.resolve()):
         raise ValueError(
-            f"--out={out} could write a picture over {min(taken)}, one of the images: give another"
+            f"--out={out} could overwrite the image {min(taken)}: choose another folder"
         )
     network = load_classifier(request)
     check_apart(network.config.data.name, out, "--out")

@@ -1,34 +1,31 @@
 """Several systems on the same data: a table of accuracies and costs with a plot.
 
-In the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper. With fractions: nested
-shares of the images at equal compute.
+The table follows figure 2 of the HSViT paper and figure 4 of the ViX paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from hsvit_jax import artifacts
 from hsvit_jax.models import costs
 from hsvit_jax.studies import engine, grid
+from hsvit_jax.studies.engine import Row
 
 COLUMNS = "name spec epochs parameters megabytes flops batch forward_bytes training_bytes "
 COLUMNS += "images_per_second examples top5"
 
-Row = Mapping[str, Any]
 
-
-def compare(trained: Sequence[engine.Trained], batch: int) -> list[Row]:
-    """Returns a row for each system, best accuracy first; memory is of `batch` images."""
-    rows = []
-    for one in trained:
-        forward = costs.forward_bytes(one.run.model, batch)
-        training = costs.training_bytes(one.run.model, batch)
+def ranked(rows: Sequence[Row], batch: int) -> list[Row]:
+    """Returns the rows with the memory of `batch` images, best accuracy first."""
+    found = []
+    for row in rows:
+        forward = costs.forward_bytes(row["model"], batch)
+        training = costs.training_bytes(row["model"], batch)
         memory = {"forward_bytes": forward, "training_bytes": training}
-        rows.append(engine.row(one, batch=batch, **memory))
-    return sorted(rows, key=lambda row: -row["accuracy"])
+        found.append({**row, "batch": batch, **memory})
+    return sorted(found, key=lambda row: -row["accuracy"])
 
 
 def learning_curves(
@@ -41,20 +38,18 @@ def learning_curves(
     """Trains the systems on shares of the training images, at equal compute for each share.
 
     Args:
-      systems: the length of the first one's training decides the compute.
-      fractions: of the training images of each class, above 0 and at most 1.
-      out, settings, seeds: of `engine.train_all`.
+      fractions: shares of each class's training images, above 0 and at most 1.
+      systems, out, settings, seeds: as in `engine.train_all`.
 
     Returns:
-      a row for each system and share: its x are the training images of a class.
+      a row for each system and share; its x is the number of training images per class.
     """
     rows = []
     for fraction in fractions:
         given = [*settings, f"data.fraction={fraction:g}"]
-        for one in engine.train_all(systems, out, given, seeds, "compute"):
-            row = engine.row(one)
-            of_a_class = row["training_images"] / one.run.dataset.info.num_classes
-            rows.append({**row, "x": f"{of_a_class:g}", "line": row["name"]})
+        for row in engine.train_all(systems, out, given, seeds, "compute"):
+            per_class = row["training_images"] / row["classes"]
+            rows.append({**row, "x": f"{per_class:g}", "line": row["name"]})
     return rows
 
 
@@ -78,21 +73,18 @@ def table(rows: Sequence[Row]) -> str:
 
 def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
     """Writes comparison.md, comparison.csv and comparison.png in `out`; returns their paths."""
-    seeds, batch = len(rows[0]["accuracies"]), rows[0]["batch"]
-    epochs = sorted(row["epochs"] for row in rows)
-    least_most = dict.fromkeys(f"{number:.3g}" for number in (epochs[0], epochs[-1]))
+    batch, epochs = rows[0]["batch"], [row["epochs"] for row in rows]
+    ends = dict.fromkeys(f"{number:.3g}" for number in (min(epochs), max(epochs)))
     notes = (
-        f"{' to '.join(least_most)} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
-        f"{', ± one standard deviation over them' if seeds > 1 else ''}. Accuracy: test split. "
-        "MB: of the parameters in float32. FLOPs: one image forward, 2·MAC. Memory: peak of the "
-        f"compiled program, activations included, batch {batch}, {jax.default_backend()}, "
-        f"{jax.device_count()} device(s). images/s: median of the training log.\n\n    {command}\n"
+        f"{' to '.join(ends)} epochs, {engine.seeds_text(rows)}. Accuracy: test split. MB: float32 "
+        "parameters. FLOPs: one image forward, 2·MAC. Memory: peak of the compiled program with "
+        f"activations, batch {batch}, {jax.default_backend()}, {jax.device_count()} device(s). "
+        f"images/s: median of the training log.\n\n    {command}\n"
     )
-    page = f"{table(rows)}\n{notes}"
     across = {
         "parameters": "parameters",
         "flops": "FLOPs of one image forward",
         "training_bytes": f"bytes of a training program, batch {batch}",
     }
     plot = grid.figure(rows, across, lambda row: f"{row['name']}: {row['accuracy']:.2%}")
-    return engine.save(rows, COLUMNS, out, "comparison", page, plot)
+    return engine.save(rows, COLUMNS, out, "comparison", f"{table(rows)}\n{notes}", plot)

@@ -8,11 +8,12 @@ from typing import Any
 
 from hsvit_jax import artifacts
 from hsvit_jax.studies import engine
+from hsvit_jax.studies.engine import Row
 from hsvit_jax.text import printable
 
 COLUMNS = "x line parameters flops training_images steps batch examples"
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Row]
 
 
 def table(rows: Rows, x: str, line: str) -> str:
@@ -29,21 +30,18 @@ def write(
     """Writes the table as Markdown, all rows as CSV and the plot as PNG.
 
     Args:
-      rows: of the table, in its order.
-      axes: words for the axis across, and for the axis whose values are the lines.
-      folder: of the three files.
-      name: of the three files, without suffix.
-      command: that made them.
+      axes: names of the axis across and of the axis whose values are the lines.
+      folder, name: place of the three files, and their name without suffix.
+      command: the command line that made them.
 
     Returns:
       the table and the three paths.
     """
-    seeds = len(rows[0]["accuracies"])
     compute = [row["steps"] * row["batch"] * row["flops"] for row in rows]
     notes = (
-        f"{title}. Top-1 accuracy on {rows[0]['examples']:,} test images, {seeds} "
-        f"seed{'s, ± one standard deviation over them' if seeds > 1 else ''}. Steps × batch × "
-        f"FLOPs of a run: {min(compute):.3g} to {max(compute):.3g}."
+        f"{title}. Top-1 accuracy on {rows[0]['examples']:,} test images, "
+        f"{engine.seeds_text(rows)}. Steps × batch × FLOPs of a run: {min(compute):.3g} to "
+        f"{max(compute):.3g}."
     )
     drawn = table(rows, *axes)
     page = f"{drawn}\n\n{notes}\n\n    {command}\n"
@@ -54,16 +52,16 @@ def write(
 def figure(
     rows: Rows,
     panels: Mapping[str, str],
-    series: Callable[[Mapping[str, Any]], str],
+    series: Callable[[Row], str],
     title: str = "",
     legend: str = "",
 ) -> Any:
     """Draws accuracies with their intervals.
 
     Args:
-      panels: words for the axis of each column that is drawn.
-      series: of a row, the name of its line.
-      legend: words for the lines.
+      panels: columns to draw, each with the label of its axis.
+      series: returns the name of a row's line.
+      legend: title of the legend.
     """
     from matplotlib import colormaps
 
@@ -79,7 +77,7 @@ def figure(
                 [place[row[column]] for row in own],
                 [100 * row["accuracy"] for row in own],
                 yerr=list(zip(*map(interval, own), strict=True)),
-                marker="os^Dv"[(i + i // len(colours)) % 5],  # told apart in grey, too
+                marker="os^Dv"[(i + i // len(colours)) % 5],  # distinct in grey, too
                 color=colours[i % len(colours)],
                 capsize=3,
             )
@@ -92,7 +90,7 @@ def figure(
 
 
 def _places(panel: Any, values: list[Any]) -> dict[Any, float]:
-    """Sets the axis across; returns the place of each value, of names those in their order."""
+    """Sets the axis across; returns the place of each value. Names keep their order."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     try:
@@ -115,10 +113,10 @@ def _places(panel: Any, values: list[Any]) -> dict[Any, float]:
     return place
 
 
-def interval(row: Mapping[str, Any]) -> tuple[float, float]:
+def interval(row: Row) -> tuple[float, float]:
     """Returns how far the 95 % interval reaches below and above the accuracy, in percent.
 
-    It is Student's of the mean over seeds or, where that reaches further, Wilson's of the images.
+    It is the wider of Student's over seeds and Wilson's over images.
     """
     from scipy import special
 

@@ -10,7 +10,7 @@ from support import hlo
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.planner import costs, plan
+from hsvit_jax.planner import costs, figure, plan
 from hsvit_jax.planner.costs import Machine, Transfer
 
 ODD = {
@@ -273,40 +273,34 @@ def test_devices_group_and_batch():
 
 def test_text_json_and_figure(tmp_path):
     out = tmp_path / "plots" / "plan.png"
-    text = plan.run(odd(), devices=8, batch=4, out=out)
+    found = planned(odd(), batch=4)
+    figure.draw(found, out)
+    text = plan.render(found)
     assert "prediction" in text and "crossover" in text and "Idle Time Ratio" in text
     assert "data: not at 8 devices, batch 4 does not split over 8 data devices" in text
     lines = text.splitlines()
     rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
     assert {len(line) for line in lines[rule - 1 : rule + 3]} == {len(lines[rule])}
     assert out.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(plan.run(odd(), devices=8, batch=4, json=True))
-    assert found["label"] == "prediction"
+    assert json.loads(json.dumps(found)) == found and found["label"] == "prediction"
     assert {row["way"] for row in found["rows"]} == set(costs.WAYS)
 
 
 def test_one_device_and_networks_with_nothing_to_spread(tmp_path):
-    text = plan.run(odd(towers=1, groups=0), devices=1, out=tmp_path / "plan.png")
+    found = planned(odd(towers=1, groups=0), devices=1)
+    text = plan.render(found)
     assert "data" in text and "towers" not in text
+    figure.draw(found, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
 
 # --- Mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"devices": 8, "group": 5}, r"--group=5 does not divide the 16 .* such as 4"),
-    ],
-)
-def test_mistakes_say_what_fits(changes, message):
-    with pytest.raises(ValueError, match=message):
-        plan.run(resolved(), **changes)
-
-
-def test_other_families_have_nothing_to_spread():
-    with pytest.raises(ValueError, match="spread hsvit's groups; vix has none"):
+def test_mistakes_name_what_fits():
+    with pytest.raises(ValueError, match=r"--group=5 .* 16 .* 4"):
+        planned(resolved(), group=5)
+    with pytest.raises(ValueError, match="vix"):
         costs.networks(odd(family="vix"))
 
 

@@ -181,7 +181,7 @@ def test_curves_of_runs(tmp_path, capsys):
     assert main.main(["hsvit", "curves", *words]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().err
-    assert f"{runs[2]} is left out" in said and "short was never evaluated" in said
+    assert f"{runs[2]} is skipped" in said and "short was never evaluated" in said
     assert main.main(["hsvit", "curves", str(runs[2]), f"--out={tmp_path}/d.png"]) == 1
 
 
