@@ -149,7 +149,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert classifier.fingerprint == given.fingerprint
     assert given == given and given != dataclasses.replace(given)  # by identity, as arrays are
     assert classifier.evaluate(given).examples == len(given.test) == 12
-    with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad': give these"):
+    with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad'"):
         classifier.evaluate(hsvit_jax.from_arrays(images, labels, names, fit="crop"))
     some = data.Split(np.array([0, 1, 1]), images[:3])
     info = dataclasses.replace(given.info, class_names=("c", "a"))
