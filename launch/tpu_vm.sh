@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One training on a Cloud TPU VM or a whole slice of them: the same command on every worker.
+# Runs one training on a Cloud TPU VM or slice: the same command on every worker.
 #
 #   export TPU_NAME=my-tpu ZONE=us-central2-b HSVIT_REPO=https://.../hsvit_jax.git
 #   launch/tpu_vm.sh install
@@ -10,8 +10,7 @@
 # run      starts hsvit_jax.main on every worker and shows its output; the flags follow
 # stop     SIGTERM to worker 0's process: all workers save the same step and end with 42
 #
-# The TPU must exist (gcloud compute tpus tpu-vm create). PROJECT names another project than gcloud's
-# own, HSVIT_PYTHON the workers' interpreter (default python3; 3.11 or newer). With several workers
+# The TPU must exist (gcloud compute tpus tpu-vm create). PROJECT overrides gcloud's project, HSVIT_PYTHON the workers' interpreter (default python3; 3.11 or newer). With several workers
 # --workdir must be on a file system that all of them share.
 set -euo pipefail
 

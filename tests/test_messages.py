@@ -111,7 +111,7 @@ TABLE = """
 1 | study empty.py                                      | empty.py, cells
 1 | curves . --out=x.png                                 | metrics.jsonl
 1 | DIGITS --config.train.batch=5000                    | train.batch=5000
-1 | DIGITS --config.model.conv_kernels=3,3,3            | one entry per block
+1 | DIGITS --config.model.conv_kernels=3,3,3            | one entry for each of conv_channels
 1 | summary --config=vix:vit --config.model.landmarks=8 | model.landmarks
 1 | plan --config=c2a2:conv_only --devices=2 --config.model.depth=9 | model.depth
 1 | DIGITS --config.mesh.group=3                        | mesh.group

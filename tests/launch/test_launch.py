@@ -237,6 +237,6 @@ def test_notebook_runs(cells, tmp_path):
         [python, script], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert f"installing {tmp_path}/checkout\n" in done.stdout and "\nread as " in done.stdout
+    assert f"installing {tmp_path}/checkout\n" in done.stdout and "\npredicted " in done.stdout
     assert (folder / "runs/colab/curves.png").exists()
     assert (folder / "views/digit-votes.png").exists()

@@ -30,7 +30,7 @@ NETWORKS = {
 }
 #: Of which the numbers alone are compared.
 OTHERS = {
-    "separable": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded", separable=True)),
+    "separable": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded", convolution="separable")),
     "tiles": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8, tiles=(2, 4))),
 }
 WAYS = NETWORKS | OTHERS
