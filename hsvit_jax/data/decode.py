@@ -133,10 +133,10 @@ def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
     lines = "".join(f"\n  {line}" for line in bad[:5]) + more
     count = f"{len(bad)} of {total} images cannot be used"
     if on_bad_image == "skip":
-        warnings.warn(f"{count} and are left out:{lines}", stacklevel=2)
+        warnings.warn(f"{count} and are dropped:{lines}", stacklevel=2)
         return
     raise ValueError(
-        f"{count}:{lines}\nRepair or remove them, or leave them out with on_bad_image='skip' "
+        f"{count}:{lines}\nRepair or remove them, or drop them with on_bad_image='skip' "
         "(config key data.on_bad_image)."
     )
 

@@ -132,7 +132,7 @@ def warn_of_others(tree: Tree) -> None:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
-            f"{tree.where}: left out, as they are no images that can be read: {count}; "
+            f"{tree.where}: ignored, because they are no readable images: {count}; "
             f"{one_line(min(others)[-80:])} first",
             stacklevel=3,
         )
@@ -203,7 +203,7 @@ def arrange(tree: Tree) -> Listing:
             raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
         if unused := sorted(set(top.held) - set(splits)):
             warnings.warn(
-                f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+                f"{tree.where}: folders beside train are ignored: {few(unused)}", stacklevel=2
             )
         splits = {n: part for n, part in splits.items() if part == TRAIN or n in top.held}
         used = used_as(splits.values())

@@ -82,7 +82,7 @@ def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load
     assert dataset.info.class_names == ("Bus", "Train")
     for name, parts in {"set": ("train", "test"), "Set": ("Train", "Test")}.items():
         root = make(tmp_path / name, {parts[0]: 20, parts[1]: 5, "raw": 5})
-        with pytest.warns(UserWarning, match="folders beside train are left out: raw"):
+        with pytest.warns(UserWarning, match="folders beside train are ignored: raw"):
             assert sizes(load(root)) == (36, 4, 10)
     classes = ("train_station/hall", "train_station/track", "pub")
     put(tmp_path / "sun/__MACOSX/pub/1.png", 1)
@@ -118,7 +118,7 @@ def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
     for name in ("a.zip", "a.tar.gz"):
         path = pack(root, tmp_path / name)
         for _ in range(2):  # from the cache too
-            with pytest.warns(match=r"left out, as they are .*: 3 \.txt, .*dog/a\.txt first"):
+            with pytest.warns(match=r"ignored, because they are .*: 3 \.txt, .*dog/a\.txt first"):
                 assert load(path).fingerprint == whole.fingerprint
     with pytest.warns(match=r": 3 \.txt, .* first"):
         assert len(files.listed([str(root / "dog")])) == 31
@@ -276,7 +276,7 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
         return read(path)
 
     monkeypatch.setattr(folder, "read_file", failing)
-    with pytest.warns(match=r"1 of 20 images .* left out:\n.*cat/003.*: Input/output error"):
+    with pytest.warns(match=r"1 of 20 images .* dropped:\n.*cat/003.*: Input/output error"):
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
@@ -479,7 +479,7 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
     link = tarfile.TarInfo("cat/0.png")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with (
-        pytest.warns(UserWarning, match=r"links to images in .*link\.tar are left out: cat/0\.png"),
+        pytest.warns(UserWarning, match=r"links to images in .*link\.tar are ignored: cat/0\.png"),
         pytest.raises(ValueError, match="no images in class folders"),
     ):
         load(tar_with(tmp_path / "link.tar", link))
@@ -532,7 +532,7 @@ def test_many_and_deep_folders_are_grouped_at_once(tmp_path, load):
         listing.arrange(listing.Tree("many.zip", Counted(files), dirs))
     inside = {f"train/{part}" for part in "ab"} | {f"aside_{i}" for i in range(4000)}
     files = [listing.File(f"{folder}/0.png", "") for folder in sorted(inside)]
-    with pytest.warns(UserWarning, match=r"beside train are left out: aside_0, .* 3,995 more"):
+    with pytest.warns(UserWarning, match=r"beside train are ignored: aside_0, .* 3,995 more"):
         listing.arrange(listing.Tree("aside.zip", Counted(files), frozenset(inside)))
     assert len(passes) < 20, passes  # not one for each folder
 
