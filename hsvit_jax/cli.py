@@ -7,7 +7,6 @@ Ctrl-C, 141 the reader of a pipe is gone.
 
 import contextlib
 import functools
-import importlib
 import math
 import os
 import re
@@ -88,7 +87,6 @@ class Command:
 
     Attributes:
       purpose: one sentence for the list of commands.
-      module: its module; `run(request)` there returns the exit code, None for 0.
       examples: lines of --help; '$' stands for the program and this command's name.
       flags: a row for each flag: absl's `flags.DEFINE_...` and its arguments.
       config: sections and keys of the configuration that the command reads. Beside the flag
@@ -98,10 +96,10 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      work: does the work of a `Request` and returns the exit code, None for 0.
     """
 
     purpose: str
-    module: str
     examples: str
     flags: tuple[tuple, ...] = ()
     config: str = ""
@@ -109,6 +107,11 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    work: Callable[..., int | None] = lambda request: None
+
+    def __call__(self, work: Callable[..., int | None]) -> "Command":
+        """Returns the row with its work, as a decorator."""
+        return replace(self, work=work)
 
     @property
     def takes_run(self) -> bool:
@@ -209,7 +212,6 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
             request = replace(request, config=config_lib.get_config(spec, *settings))
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
-        work = importlib.import_module(command.module).run
     except flags.UnrecognizedFlagError as error:
         return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
@@ -220,7 +222,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
         with _exit_code(start, coordination.print_once, request.line) as end:
-            end.code = work(request) or 0
+            end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
 

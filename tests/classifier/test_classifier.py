@@ -17,7 +17,7 @@ from hsvit_jax import checkpoint, data
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax.classifier import files
 from hsvit_jax.cli import Request
-from hsvit_jax.commands import predict
+from hsvit_jax.commands import trained
 
 NAMES = tuple(f"class {i}" for i in range(10))
 
@@ -232,15 +232,17 @@ def test_files_are_read_several_at_a_time(classifier, pictures, monkeypatch):
 
 def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys):
     """The images so far are kept where a run over many files ends early."""
-    monkeypatch.setattr(predict, "_FILES_AT_ONCE", 1)
-    monkeypatch.setattr(predict, "load_classifier", lambda request: classifier)
+    monkeypatch.setattr(trained, "_FILES_AT_ONCE", 1)
+    monkeypatch.setattr(trained, "load_classifier", lambda request: classifier)
     words = [str(pictures / name) for name in ("b.png", "c.png", "more/a.jpg")]
     values = types.SimpleNamespace(format="csv", top_k=2)
     request = Request("hsvit", "predict", [], values, words=words)
-    whole = predict.run(request), capsys.readouterr().out
+    whole = trained.predict.work(request), capsys.readouterr().out
     names = [row["file"] for row in csv.DictReader(io.StringIO(whole[1]))]
     assert whole[0] == 1 and names == [words[0]] * 2 + [words[2]] * 2
-    assert predict.run(dataclasses.replace(request, words=words[1:2])) == 1  # of no image at all
+    assert (
+        trained.predict.work(dataclasses.replace(request, words=words[1:2])) == 1
+    )  # of no image at all
     assert capsys.readouterr().out == "file,rank,label,probability\n"
 
     find = files.predict
@@ -252,7 +254,7 @@ def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys)
 
     monkeypatch.setattr(files, "predict", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        predict.run(request)
+        trained.predict.work(request)
     assert capsys.readouterr().out.splitlines() == whole[1].splitlines()[:3]
 
 
