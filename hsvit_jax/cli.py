@@ -58,27 +58,22 @@ def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
     return Path(out)
 
 
-class Numbers(flags.ArgumentParser):
-    """A flag of numbers: 0.5, 2,2 or 32x48."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-    def parse(self, argument: str) -> tuple:
-        try:
-            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
-        except ValueError:
-            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
+def _numbers(argument: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, re.split("[,x×]", argument)))
+    except ValueError:
+        raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
 
 
-class _Path(flags.ArgumentParser):
-    """A flag of a file or folder; it expands ~, as shells leave `--out=~/x` unchanged."""
+class _Parser(flags.ArgumentParser):
+    """A flag's parser, from a function of its text."""
 
-    def parse(self, argument: str) -> str:
-        return os.path.expanduser(argument)
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
 
 
-define_path = functools.partial(flags.DEFINE, _Path())
+define_numbers = functools.partial(flags.DEFINE, _Parser(_numbers))
+define_path = functools.partial(flags.DEFINE, _Parser(os.path.expanduser))  # for `--out=~/x`
 
 
 @dataclass(frozen=True)
@@ -472,13 +467,13 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if is_lead() and str(message) not in said:  # which `warnings` forgets
-                said.add(str(message))
+            if is_lead() and str(message) not in shown:
+                shown.add(str(message))
                 note(f"warning: {message}")
         elif not compile_cache.forget(str(message)):
             before(message, category, filename, *rest, **more)
 
-    before, said = warnings.showwarning, set()
-    with warnings.catch_warnings():  # which restores it
+    before, shown = warnings.showwarning, set()
+    with warnings.catch_warnings():
         warnings.showwarning = show
         yield

@@ -5,7 +5,7 @@ from pathlib import Path
 from absl import flags
 
 from hsvit_jax import cli
-from hsvit_jax.cli import EVERYTHING, Command, Numbers, Request, define_path
+from hsvit_jax.cli import EVERYTHING, Command, Request, define_numbers, define_path
 
 _SEEDS = "Seeds; one run of every network for each."
 _PLACE = "Parent folder without -foldsN; default: as for train."
@@ -23,7 +23,7 @@ _PLACE = "Parent folder without -foldsN; default: as for train."
         (flags.DEFINE_list, "seeds", ["0"], _SEEDS),
         (define_path, "out", "runs/comparison", "Folder of the runs and the table."),
         (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
-        (flags.DEFINE, Numbers(float), "fractions", None, "Shares of the images, as 0.01,0.1."),
+        (define_numbers, "fractions", None, "Shares of the images, as 0.01,0.1."),
     ),
     config=EVERYTHING,
     words="SPEC SPEC ...",

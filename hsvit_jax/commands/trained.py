@@ -175,7 +175,7 @@ def report(request: Request) -> int:
     folder = Path(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."
-    name = Path(source.rpartition(":")[2]).stem  # of a file, the zoo or the hub
+    name = Path(source.rpartition(":")[2]).stem  # a file, or a name of the zoo or hub
     own = folder / "report.html" if folder.is_dir() else f"{name}-report.html"
     path = Path(values.out or own)
     if path.suffix.lower() != ".html" or path.is_dir():

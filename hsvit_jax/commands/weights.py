@@ -7,7 +7,7 @@ from absl import flags
 
 from hsvit_jax import cli
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Command, Numbers, Request
+from hsvit_jax.cli import Command, Request, define_numbers
 from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
 
@@ -66,8 +66,8 @@ def export(request: Request) -> None:
     "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
     "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
     (
-        (flags.DEFINE, Numbers(float), "mean", None, "Mean of pixels in [0, 1]; default: 0.5."),
-        (flags.DEFINE, Numbers(float), "std", None, "Their deviation; default: 0.5."),
+        (define_numbers, "mean", None, "Mean of pixels in [0, 1]; default: 0.5."),
+        (define_numbers, "std", None, "Their deviation; default: 0.5."),
         (flags.DEFINE_string, "data", None, "Data set of the configuration; default: cifar10."),
         (flags.DEFINE_list, "class_names", None, "Classes in the order of the logits, as cat,dog."),
         (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
