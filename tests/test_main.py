@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import traceback
 import types
 import warnings
 from pathlib import Path
@@ -35,7 +34,7 @@ from hsvit_jax.classifier import other_data
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.run_report import measures
 from hsvit_jax.runtime import compile_cache, signals
-from hsvit_jax.train import loop, metrics
+from hsvit_jax.train import metrics
 
 # The smallest network and run that go through everything.
 SMALL = (
@@ -246,20 +245,6 @@ def test_a_report(capfd, run, tmp_path):
     assert code == 1 and f"--out={tmp_path}" in err
 
 
-def test_five_functions_lie_between_main_and_the_steps(capfd, run, monkeypatch):
-    """The last of them is `take_steps`."""
-    found, plain = [], loop.Loop.take_steps
-
-    def take_steps(self, state):
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        found.extend(f.f_code.co_name for f in frames if "hsvit_jax." in f.f_globals["__name__"])
-        return plain(self, state)
-
-    monkeypatch.setattr(loop.Loop, "take_steps", take_steps)
-    assert call(capfd, CONFIG, *SMALL, f"--workdir={run}")[0] == 0
-    assert found == ["train", "fit", "train", "run", "main"]
-
-
 def test_the_same_command_again_is_done_at_once(capfd, run):
     before = (run / "metrics.jsonl").read_text()
     code, out, err = call(capfd, CONFIG, *SMALL, f"--workdir={run}", "--noreport")
@@ -318,13 +303,6 @@ def test_digits_are_never_mirrored(capfd, run):
     assert call(capfd, *words, "--config=c2a2:digits,fast")[:2] == (0, alone)
     code, out, _ = call(capfd, *words, CONFIG, "--config.eval.tta=flip")
     assert code == 0 and out != alone
-
-
-def test_eval_of_what_is_not_there(capfd, run):
-    for which, said in (("9", "no step 9"), ("last", "no step 'last'")):
-        code, out, err = call(capfd, "eval", str(run), f"--which={which}")
-        assert (code, out) == (1, "") and said in err
-    assert hsvit_jax.load(run, which="2").step == 2
 
 
 def test_eval_on_other_data(capfd, run, tmp_path):
@@ -423,10 +401,6 @@ def test_predict(capfd, run, tmp_path):
     rows = list(csv.DictReader(out.splitlines()))
     assert code == 1 and len(rows) == 8 and {r["rank"] for r in rows} == {"1", "2"}
     assert len(err.splitlines()) == 1 and "bad.png" in err
-    code, out, err = call(capfd, *words[:2], str(folder / "0.png"), "--format=json")
-    assert code == 0 and len(json.loads(out)) == 5
-    code, out, err = call(capfd, *words[:2], str(folder / "bad.png"))
-    assert (code, out) == (1, "") and "bad.png" in err
 
 
 def test_confusions_of_many_classes():

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import json
-import threading
 import types
 
 import jax
@@ -43,6 +42,9 @@ def test_load_chooses_the_step(run):
     assert best.image_size == (32, 32) and best.channels == 1 and best.class_names == NAMES
     assert classifier_lib.load(run, "latest").step == 2
     assert classifier_lib.load(run / "checkpoints", 2).step == 2
+    for which in ("9", "last"):
+        with pytest.raises(ValueError, match=f"no step .*{which}"):
+            classifier_lib.load(run, which)
 
 
 def test_answers_are_those_of_the_network(run, classifier, images):
@@ -217,19 +219,6 @@ def test_a_bad_file_spoils_no_other(classifier, pictures):
     assert len(files.predict(classifier, paths[:1], top_k=99)[0]) == 10
 
 
-def test_files_are_read_several_at_a_time(classifier, pictures, monkeypatch):
-    both, read = threading.Barrier(2, timeout=30), type(classifier).read
-
-    def read_with_another(self, path):
-        both.wait()
-        return read(self, path)
-
-    monkeypatch.setattr(files.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(type(classifier), "read", read_with_another)
-    rows, _ = files.predict(classifier, [pictures / "b.png"] * 2, top_k=1)
-    assert len(rows) == 2
-
-
 def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys):
     """The images so far are kept where a run over many files ends early."""
     monkeypatch.setattr(trained, "_FILES_AT_ONCE", 1)
@@ -276,10 +265,3 @@ def test_rows_as_text():
     assert json.loads(text) == ROWS and text.isascii()  # valid JSON wherever it is written
     back = list(csv.DictReader(io.StringIO(files.render(ROWS, "csv"))))
     assert [[*row.values()] for row in back][1] == ["a,b.png", "2", 'a "cat"', "0.250000"]
-
-
-def test_a_named_network():
-    sizes = {"image_size": np.array([28, 28]), "channels": 1, "num_classes": np.int64(4)}
-    c = classifier_lib.build_model("c2a2", **sizes).config
-    assert (c.image_size, c.image_channels, c.num_classes) == ((28, 28), 1, 4)
-    assert classifier_lib.build_model("c2a2", image_size=30).config.image_size == (30, 30)
