@@ -7,7 +7,7 @@ From Python, without flags:
     model = hsvit_jax.build_model("c2a2", image_size=32, channels=3, num_classes=10)
 
     config = hsvit_jax.get_config("c2a2:digits,tiny")   # or "configs/c2a2.py:cifar100,paper"
-    hsvit_jax.fit(config, "runs/from-python")           # trains, or goes on where it stopped
+    hsvit_jax.fit(config, "runs/from-python")           # trains, or resumes
 
     classifier = hsvit_jax.load("runs/from-python")     # the best checkpoint
     probabilities = classifier.predict(np.zeros((4, 32, 32), np.uint8))  # or paths, or pictures
@@ -50,7 +50,7 @@ _LAZY = {
 }
 __all__ = sorted(_LAZY)
 
-if not TYPE_CHECKING:  # which would take any name for one of the package
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Imports a name at its first use (PEP 562)."""

@@ -191,7 +191,7 @@ class Classifier:
 
     @cached_property
     def voters_G(self) -> np.ndarray:
-        """Which attention groups vote, float32 (G,): 0 for those lost in training."""
+        """The votes of the attention groups, float32 (G,): 0 for those lost in training."""
         votes_G = np.ones(self.model.config.groups, np.float32)
         votes_G[sorted(self.model.silent)] = 0
         if (vote_G := self.model.learned(self.params)) is not None:

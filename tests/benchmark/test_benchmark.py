@@ -20,7 +20,7 @@ from hsvit_jax import data, main, train
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.benchmark import measure as benchmark
 from hsvit_jax.models import costs
-from hsvit_jax.train import batches, evaluate, step
+from hsvit_jax.train import evaluate, step
 
 SMALL = {
     "variant": "c2a2",
@@ -168,19 +168,6 @@ def zeros(run):
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
 
 
-def test_parts_have_times_and_a_table(monkeypatch):
-    """Without what the other tests compile: the whole step, its batch, `init`."""
-    monkeypatch.setattr(step, "first_state", zeros)
-    for name in ("train_job", "input_job"):
-        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
-    record = step_parts.measure_parts(small(), steps=2, warmup=1)
-    for part in record["parts"].values():
-        assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
-    table = step_parts.table(record).splitlines()
-    assert len(table) == len(record["parts"]) + 3 and table[2].endswith("100.0%")
-
-
 # --- Mistakes ------------------------------------------------------------------------------------
 
 
@@ -206,13 +193,6 @@ def test_command_line_hands_over_its_flags(capsys, monkeypatch):
     given = {"work": "input", "batch": 48, "depth": 5, "steps": 7, "warmup": 3}
     more = {"augmented": False, "real_data": True, "trace": "somewhere"}
     assert json.loads(line) == {"config": CONFIG_FILE, **given, **more}
-
-
-def test_peak_needs_no_configuration(capsys):
-    assert main.main(["hsvit", "benchmark", "--peak"]) == 0
-    peak = json.loads(capsys.readouterr().out)["peak"]
-    both = peak["matmul_flops_per_second"], peak["convolution_flops_per_second"]
-    assert peak["flops_per_second"] == max(both) and min(both) > 0
 
 
 # --- Against another program ---------------------------------------------------------------------
