@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("text.py", "cli.py", "main.py", "__init__.py", "compare.py", "convert.py", "commands"),
-    *("benchmark", "classifier", "planner", "studies"),
+    *("augment", "benchmark", "classifier", "data", "planner", "studies"),
 )  #: What of the package follows the rules.
 STARTS = re.compile("(Of|Which|Whose|Where|None|As|By)\\b")
 BANNED = r"told|tells?|says? of|said|reads \d|at hand|mends|strangers?|dear|of one's own|by hand"

@@ -19,9 +19,9 @@ from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
 from hsvit_jax.data.folder import archive_folder, load_listing, unpack_once
 from hsvit_jax.data.images import fit_pillow
+from hsvit_jax.data.libraries import is_prepared, load_tfds, open_builder
 from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.published import DataUnavailable, RemoteFile
-from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """Lists image files with their classes and splits: of a folder, an archive or a table."""
 
+import contextlib
 import csv
 import errno
 import io
+import json
 import os
 import re
 import stat
 import unicodedata
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +31,10 @@ LAYOUT = (
     "same; with two or more classes."
 )
 _COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"), ("split",))
+#: The endings of files that hold a sample's label, and the keys of a .json that do.
+LABEL_ENDINGS = (".cls", ".json")
+_LABEL_KEYS = ("label", "cls", "class", "class_id")
+_MOST_CLASSES = 65536  # data.num_classes has the same limit
 _TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
@@ -125,7 +132,7 @@ def warn_of_others(tree: Tree) -> None:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
-            f"{tree.where}: left out, as they are no images that can be read: {count}; "
+            f"{tree.where}: ignored, because they are no readable images: {count}; "
             f"{one_line(min(others)[-80:])} first",
             stacklevel=3,
         )
@@ -196,7 +203,7 @@ def arrange(tree: Tree) -> Listing:
             raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
         if unused := sorted(set(top.held) - set(splits)):
             warnings.warn(
-                f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+                f"{tree.where}: folders beside train are ignored: {few(unused)}", stacklevel=2
             )
         splits = {n: part for n, part in splits.items() if part == TRAIN or n in top.held}
         used = used_as(splits.values())
@@ -269,10 +276,11 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     return classes
 
 
-def list_csv(path: str) -> Listing:
+def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> Listing:
     """Lists the images of a table with the columns image and label, and optionally split.
 
     Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
+    ``fetch`` is called with the images' names before they are looked at.
 
     Raises:
       ValueError: the table cannot be read, it lacks a column, or a line lacks its image or label,
@@ -314,6 +322,7 @@ def list_csv(path: str) -> Listing:
     number = {name: i for i, name in enumerate(names)}
     used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
     rows = {}
+    fetch([image for image, *_ in lines])
     for image, label, split in lines:
         file = os.fspath(table.parent / image)
         info = os.stat(file) if os.path.isfile(file) else None  # decoding reports a missing one
@@ -321,3 +330,64 @@ def list_csv(path: str) -> Listing:
         row = Row(File(image, file, *stamp), number[label], used[_TABLE_SPLITS[split]])
         rows.setdefault((os.path.abspath(file), row.label, row.part), row)
     return Listing(os.fspath(table.parent), names, tuple(rows.values()))
+
+
+def expand_shards(place: str) -> list[str]:
+    """Returns the names that braces stand for, as in WebDataset.
+
+    >>> expand_shards("photos-{008..010}.tar")
+    ['photos-008.tar', 'photos-009.tar', 'photos-010.tar']
+    """
+    found = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", place)
+    if not found:
+        return [place]
+    start, first, last, end = found.groups()
+    return [f"{start}{i:0{len(first)}}{end}" for i in range(int(first), int(last) + 1)]
+
+
+def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
+    """Lists the samples of WebDataset shards: an image, and a .cls or .json with its label.
+
+    Labels that are all whole numbers number the classes from 0; others are names.
+
+    Raises:
+      ValueError: there is no sample, or an image has no label.
+    """
+    samples = []
+    for tree in trees:
+        by_key: dict[str, dict[str, File]] = {}
+        for file in tree.files:
+            folder, _, name = file.name.rpartition("/")
+            key, _, ending = name.partition(".")
+            by_key.setdefault(f"{folder}/{key}", {})[f".{ending.lower()}"] = file
+        shard = tree.where.rpartition("/")[2]
+        for files in by_key.values():
+            images = [files[end] for end in sorted(files, key=len) if is_image_name(f"a{end}")]
+            for file in images[:1]:  # others are masks and the like
+                samples.append((file._replace(name=f"{shard}/{file.name}"), _read_label(files)))
+    labels = {label for _, label in samples}
+    if not labels or "" in labels:
+        bad = [file.name for file, label in samples if not label]
+        raise ValueError(
+            f"folder={place}: {len(bad):,} of {len(samples):,} images have no label in a .cls or "
+            f".json file beside them: {few(bad)}"
+        )
+    names = sorted(labels)
+    if all(label.isdecimal() and int(label) < _MOST_CLASSES for label in labels):
+        names = [str(i) for i in range(max(map(int, labels)) + 1)]
+        samples = [(file, str(int(label))) for file, label in samples]
+    number = {name: i for i, name in enumerate(names)}
+    rows = tuple(Row(file, number[label], UNSPLIT) for file, label in samples)
+    return Listing(os.path.dirname(place), tuple(names), rows)
+
+
+def _read_label(files: dict[str, File]) -> str:
+    """Returns the label in a sample's files, '' if there is none."""
+    for ending in LABEL_ENDINGS:
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+            text = Path(files[ending].path).read_text("utf-8")
+            if ending == ".json":
+                held = json.loads(text)
+                text = next((str(held[key]) for key in _LABEL_KEYS if key in held), "")
+            return unicodedata.normalize("NFC", text.strip())
+    return ""

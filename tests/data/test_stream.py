@@ -70,12 +70,3 @@ def test_errors_name_the_file():
     assert next(stream)[2].tolist() == [0, 1, 2, 3, 4, 5]
     with pytest.raises(BadImage, match=r"photos/cat_7\.jpg"):
         next(stream)
-
-
-def test_errors_of_the_index_iterator_come_through():
-    def batches():
-        yield np.arange(4)
-        raise KeyError("epoch")
-
-    with pytest.raises(KeyError, match="epoch"):
-        list(stream_batches(split(), batches()))
