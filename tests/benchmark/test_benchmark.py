@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import step_parts
 from support.processes import ROOT
 
 from hsvit_jax import config as configs
@@ -20,7 +19,7 @@ from hsvit_jax import data, main, train
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.benchmark import measure as benchmark
 from hsvit_jax.models import costs
-from hsvit_jax.train import evaluate, step
+from hsvit_jax.train import evaluate
 
 SMALL = {
     "variant": "c2a2",
@@ -142,26 +141,6 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path, monkeypat
     monkeypatch.setattr(jobs, "prepare", pytest.fail)
     with pytest.raises(ValueError, match="cannot be made a folder"):  # before the work
         benchmark.measure(small(), "input", trace=str(trace / "x"))
-
-
-def part_functions(argument):
-    run = jobs.prepare(small(argument=argument), False, jax.devices()[:1])
-    return run.model, step_parts._part_functions(run)
-
-
-def test_a_part_computes_that_part_alone(monkeypatch):
-    """What a part does not need must be dead code: its FLOPs are its own layers', little more."""
-    monkeypatch.setattr(step, "first_state", zeros)
-    model, parts = part_functions("digits")
-    for name in ("trunk", "attention groups"):
-        part = parts[f"{name}, forward"]
-        flops = part.func.lower(*part.args).compile().cost_analysis()["flops"]
-        prefix = name.split()[-1]
-        macs = sum(n for path, _, n in costs.modules(model) if path.startswith(prefix))
-        assert 0.5 * 32 * macs < flops < 1.6 * 32 * macs  # 2 · 16 images
-    alone = {switch: set(part_functions(f"digits,{switch}")[1]) for switch in ABLATIONS}
-    assert not {n for n in alone["conv_only"] if n.startswith(("attention", "head"))}
-    assert not {n for n in alone["attention_only"] if n.startswith(("trunk", "pooling"))}
 
 
 def zeros(run):

@@ -245,8 +245,6 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
     assert {line.rpartition("/")[2] for line in said.out.splitlines()} == names
     with Image.open(out / "cat-votes.png") as picture:
         assert np.asarray(picture).std() > 10 and min(picture.size) > 300
-    same = [(out / f"{name}-votes.png").read_bytes() for name in ("cat", "Cat-2")]
-    assert same[0] != same[1]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax import lax
 from support import hlo
 
 from hsvit_jax import config as config_lib
@@ -115,17 +112,6 @@ def test_ablations_agree_too():
         assert tuple(networks) == (("data",) if "groups" in changes else ("data", "replicated"))
         way = list(networks)[-1]
         assert_agrees(hlo.compare(way, networks[way], 2))
-
-
-def test_loops_count_as_often_as_they_turn():
-    def run(x):
-        return lax.scan(lambda total, _: (total @ x, None), x, length=7)[0]
-
-    compiled = jax.jit(run).lower(jax.ShapeDtypeStruct((5, 5), jnp.float32)).compile()
-    assert hlo.read(compiled, 1).flops == 7 * 2 * 5**3
-    unsaid = compiled.as_text().replace("known_trip_count", "no_count")
-    with pytest.raises(ValueError, match="unknown length"):
-        hlo.count(unsaid.replace("direction=LT", "direction=NE"), 1)
 
 
 def test_devices_of_a_collective_are_read_in_every_notation():
