@@ -86,11 +86,6 @@ def _open_archive(
     return unpack_once(lambda: root, place, name, key, data_dir, progress, extra_suffixes)
 
 
-def archive_folder(name: str, key: dict[str, Any], data_dir: Path) -> Path:
-    """Returns the cache's folder of an unpacked archive."""
-    return cache_folder(data_dir, f"unpacked-{name}", key)
-
-
 def unpack_once(
     archive: Callable[[], Path],
     where: str,
@@ -100,12 +95,12 @@ def unpack_once(
     progress: Progress,
     extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive into its `archive_folder`, the first time, and finds its images.
+    """Unpacks an archive into the cache, the first time, and finds its images.
 
     ``archive`` finds the archive; it is not called if the folder is there. ``where`` is the name
     in messages.
     """
-    folder = archive_folder(name, key, data_dir)
+    folder = cache_folder(data_dir, f"unpacked-{name}", key)
 
     def build(scratch: Path) -> dict[str, Any]:
         path = archive()
