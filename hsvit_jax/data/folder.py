@@ -54,11 +54,15 @@ def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) 
     if not storage.is_url(path):
         return listings.list_csv(path)
     url = storage.whole_url(path)
-    root = url.rpartition("/")[0]
-    table, _ = remote.fetch(url, data_dir, progress)
-    return listings.list_csv(
-        os.fspath(table), lambda names: remote.fetch_files(root, names, data_dir, progress)
-    )
+    table, version = remote.fetch(url, data_dir, progress)
+    record = table.with_name(f".{table.name}.images.json")
+
+    def fetch(names: list[str]) -> None:
+        if not record.exists() or json.loads(record.read_text()) != version:
+            remote.fetch_files(url.rpartition("/")[0], names, data_dir, progress)
+            record.write_text(json.dumps(version))
+
+    return listings.list_csv(os.fspath(table), fetch)
 
 
 def is_there(place: str) -> bool:

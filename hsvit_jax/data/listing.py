@@ -186,9 +186,6 @@ def arrange(tree: Tree) -> Listing:
     them alone is the test split. ``Train`` and ``Training`` count too if all folders are splits, or
     if two splits hold class folders. Without ``train`` every folder is a class. A single outer
     folder, which archives have, is looked into. Labels follow the sorted class names.
-
-    Raises:
-      ValueError: nothing found, or folders that look like splits and would become classes.
     """
     top = _grouped(tree)
     if len(top.folders) == 1 and "train" not in top.folders:
@@ -278,11 +275,7 @@ def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> 
     """Lists the images of a table with the columns image and label, and optionally split.
 
     Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
-    ``fetch`` is called with the images' names before they are looked at.
-
-    Raises:
-      ValueError: the table cannot be read, it lacks a column, or a line lacks its image or label,
-        has more cells than the head or an unknown split.
+    ``fetch`` is called with the images' names before their files are used.
     """
     table = Path(os.path.expanduser(path))
     try:
@@ -347,9 +340,6 @@ def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
     """Lists the samples of WebDataset shards: an image, and a .cls or .json with its label.
 
     Labels that are all whole numbers number the classes from 0; others are names.
-
-    Raises:
-      ValueError: there is no sample, or an image has no label.
     """
     samples = []
     for tree in trees:

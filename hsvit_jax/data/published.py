@@ -79,13 +79,8 @@ def fetch(
 ) -> Path:
     """Finds a verified copy of a file in ``data_dir/name`` or ``data_dir``, else downloads it.
 
-    Args:
-      name: the data set; its folder takes the download.
-      progress: called with (stage, bytes received, bytes expected).
-
-    Raises:
-      DataUnavailable: there is no copy and no connection, or the download has another checksum.
-      ValueError: a copy has another checksum; it is left alone.
+    A copy with another checksum raises ValueError and stays as it was. A download that fails or has
+    another checksum raises DataUnavailable.
     """
     if path := find_copy(remote, data_dir, name):
         verify(path, remote.checksum, f" (from {remote.url})")
@@ -173,8 +168,7 @@ class Found:
     def paths(self) -> tuple[list[Path], bool]:
         """Returns the files, and whether all are as published.
 
-        Archives and .gz files that were packed anew are not; another file with a wrong checksum
-        raises ValueError.
+        Archives and .gz files may have been packed anew; other wrong files raise ValueError.
         """
         published = True
         for name, checksum in self.checksums.items():
