@@ -14,22 +14,12 @@ import numpy as np
 
 from hsvit_jax import storage
 from hsvit_jax.data import archives, remote
+from hsvit_jax.data import listing as listings
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
 from hsvit_jax.data.images import peek, read_file
-from hsvit_jax.data.listing import (
-    LABEL_ENDINGS,
-    LAYOUT,
-    Listing,
-    Tree,
-    arrange,
-    expand_shards,
-    list_csv,
-    list_shards,
-    walk,
-    warn_of_others,
-)
+from hsvit_jax.data.listing import LAYOUT, Listing, Tree
 from hsvit_jax.data.published import refuse_named
 from hsvit_jax.text import few, is_printable, one_line
 
@@ -39,12 +29,14 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
 
     An archive may lie in an object store.
     """
-    root, shards = Path(os.path.expanduser(path)), expand_shards(path)
+    root, shards = Path(os.path.expanduser(path)), listings.expand_shards(path)
     # os.path's functions return False for names that the system refuses; Path's may raise.
     there = bool(path) and os.path.exists(root)
     if shards != [path] and not there:
-        trees = [_open_archive(shard, data_dir, progress, LABEL_ENDINGS) for shard in shards]
-        return list_shards(path, trees)
+        trees = [
+            _open_archive(shard, data_dir, progress, listings.LABEL_ENDINGS) for shard in shards
+        ]
+        return listings.list_shards(path, trees)
     if not storage.is_url(path):
         if not there:
             place = "" if root.is_absolute() else " below the current folder"
@@ -52,19 +44,19 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
                 f"folder={one_line(path)}: there is no such folder or archive{place}. {LAYOUT}"
             )
         refuse_named(root)
-    tree = walk(root) if os.path.isdir(root) else _open_archive(path, data_dir, progress)
-    warn_of_others(tree)
-    return arrange(tree)
+    tree = listings.walk(root) if os.path.isdir(root) else _open_archive(path, data_dir, progress)
+    listings.warn_of_others(tree)
+    return listings.arrange(tree)
 
 
 def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
     """Lists the images of a table; fetches both if the table lies in an object store."""
     if not storage.is_url(path):
-        return list_csv(path)
+        return listings.list_csv(path)
     url = storage.whole_url(path)
     root = url.rpartition("/")[0]
     table, _ = remote.fetch(url, data_dir, progress)
-    return list_csv(
+    return listings.list_csv(
         os.fspath(table), lambda names: remote.fetch_files(root, names, data_dir, progress)
     )
 
@@ -73,7 +65,7 @@ def is_there(place: str) -> bool:
     """Returns whether a local folder, archive, table or all shards exist; True for a URL."""
     return storage.is_url(place) or any(
         all(os.path.exists(os.path.expanduser(path)) for path in paths)
-        for paths in ([place], expand_shards(place))
+        for paths in ([place], listings.expand_shards(place))
     )
 
 
@@ -120,11 +112,11 @@ def unpack_once(
         progress(f"unpacking {path.name}", 0, 0)
         (scratch / "files").mkdir()
         archives.unpack(path, scratch / "files")
-        return {"files": len(walk(scratch / "files", extra_suffixes).files)}
+        return {"files": len(listings.walk(scratch / "files", extra_suffixes).files)}
 
     for _ in range(2):
         _, notes = read_or_build(folder, build)
-        tree = walk(folder / "files", extra_suffixes)
+        tree = listings.walk(folder / "files", extra_suffixes)
         if len(tree.files) == notes["files"]:
             break
         shutil.rmtree(folder, ignore_errors=True)  # a cleaner of temporary files removed some

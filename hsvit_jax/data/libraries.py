@@ -19,23 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.dataset import (
-    TEST,
-    TRAIN,
-    VAL,
-    DataInfo,
-    Source,
-    default_statistics,
-    keeps_label_mirrored,
-    used_as,
-)
+from hsvit_jax.data import dataset
+from hsvit_jax.data.dataset import DataInfo, Source
 from hsvit_jax.data.decode import Items, Request, decode_items
 from hsvit_jax.data.folder import describe_files
 from hsvit_jax.data.images import read_file
 from hsvit_jax.data.published import DataUnavailable, probe
 from hsvit_jax.text import few
 
-SPLITS = {"train": TRAIN, "validation": VAL, "test": TEST}
+SPLITS = {"train": dataset.TRAIN, "validation": dataset.VAL, "test": dataset.TEST}
 #: The names that people give these splits in `datasets`.
 _HF_NAMES = {
     "train": ("train",),
@@ -66,7 +58,7 @@ def items_of_splits(
     with contextlib.suppress(OSError):  # a record that cannot be read is named when it is decoded
         if "test" in splits and read(splits["test"][0])[1] < 0:
             del splits["test"]
-    used = used_as([SPLITS[name] for name in splits])
+    used = dataset.used_as([SPLITS[name] for name in splits])
     records = [(name, i) for name, rows in splits.items() for i in range(len(rows))]
     parts = np.array([used[SPLITS[name]] for name, _ in records], np.int8)
     names = [f"{where} {name}[{i}]" for name, i in records]
@@ -112,9 +104,9 @@ def describe_tfds(name: str, builder: Any) -> DataInfo:
     features = builder.info.features
     height, width, channels = features[image_key].shape
     channels = 1 if channels == 1 else 3
-    mean, std = default_statistics(channels)
+    mean, std = dataset.default_statistics(channels)
     size = (height, width) if height and width else (128, 128)
-    class_names, flip = tuple(features[label_key].names), keeps_label_mirrored(name)
+    class_names, flip = tuple(features[label_key].names), dataset.keeps_label_mirrored(name)
     return DataInfo(f"tfds={name}", size, channels, class_names, mean, std, flip)
 
 
@@ -256,7 +248,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         return content, -1 if value is None else int(value)
 
     info = describe_files(f"hf={name}", names, len(train), lambda i: read(train[i])[0])
-    info = dataclasses.replace(info, flip=keeps_label_mirrored(Path(name).name))
+    info = dataclasses.replace(info, flip=dataset.keeps_label_mirrored(Path(name).name))
 
     def load(request: Request) -> Source:
         items = items_of_splits(f"hf={name}", parts, read)
