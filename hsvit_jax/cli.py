@@ -435,12 +435,10 @@ def _mistake(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror}: {error.filename or 'writing'}" if error.strerror else str(error)
     if isinstance(error, ImportError):
-        package = (error.name or "").partition(".")[0].replace("_", "-")
-        found = (
-            re.match(rf"{package}\b.*extra == .(\w+)", r) for r in metadata.requires("hsvit_jax")
-        )
-        extras = [match[1] for match in found if match and match[1] != "test"]
-        return f"{package} is not installed: pip install 'hsvit_jax[{extras[0]}]'" if extras else ""
+        package = (error.name or "-").partition(".")[0]
+        pattern = re.compile(rf"{package.replace('_', '[-_]')}\b.*extra == .(?!test)(\w+)")
+        extra = next(filter(None, map(pattern.match, metadata.requires("hsvit_jax") or ())), None)
+        return f"{package} is not installed: pip install 'hsvit_jax[{extra[1]}]'" if extra else ""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = frames and frames[-1].f_globals.get("__name__", "").startswith("hsvit_jax")
     return str(error) if ours else ""

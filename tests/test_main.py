@@ -218,7 +218,7 @@ def test_a_run_is_named_by_place_or_by_a_flag(capfd, run, tmp_path):
 
 
 def test_data_that_moved_are_named_again(tmp_path, monkeypatch):
-    """With a command that goes on with them."""
+    """The message has the command that resumes with them."""
     gone = config_lib.get_config("c2a2:folder=gone")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a b" / "checkpoints").mkdir(parents=True)
@@ -292,7 +292,7 @@ def test_a_trained_network_on_a_mesh(capfd, run, tmp_path):
 
 
 def test_digits_are_never_mirrored(capfd, run):
-    """The run's own way of evaluating, whatever the words that name its data, unless by hand."""
+    """The run's own way of evaluating, unless a setting changes it."""
     words = ("eval", f"--checkpoint={run}")
     code, alone, _ = call(capfd, *words)
     assert code == 0 and '"accuracy": ' in alone

@@ -32,15 +32,13 @@ SMALL = {
     "heads": 2,
     "dropout": 0.2,
 }
-ABLATIONS = ("conv_only", "attention_only")
 CONFIG_FILE = f"{ROOT / 'configs' / 'c2a2.py'}:digits"
 
 
 def small(batch=16, argument="digits", **model):
     config = configs.base(argument, {**SMALL, **model})
     config.train.batch = batch
-    if "attention_only" not in argument:
-        config.data.image_size = (16, 16)
+    config.data.image_size = (16, 16)
     return config
 
 

@@ -1,4 +1,4 @@
-"""The decoding benchmark: what it reads, and what it says. No test looks at a clock."""
+"""The decoding benchmark: its input and its record. No test looks at a clock."""
 
 import decode_speed
 import jax

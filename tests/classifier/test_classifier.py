@@ -1,4 +1,4 @@
-"""A checkpoint at hand: arrays and image files in, classes out."""
+"""A loaded checkpoint: arrays and image files in, classes out."""
 
 import csv
 import dataclasses

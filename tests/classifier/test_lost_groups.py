@@ -98,7 +98,7 @@ def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
         assert point.mean == pytest.approx(np.mean(expected), abs=1e-9)
         assert point.std == pytest.approx(np.std(expected), abs=1e-9)
         assert (point.lowest, point.highest) == (min(expected), max(expected))
-    assert points[1].highest > points[1].lowest  # or the sets would not have been told apart
+    assert points[1].highest > points[1].lowest  # the sets differ
 
 
 def test_the_trunk_is_computed_once_for_all_sets(trained):

@@ -168,7 +168,7 @@ def test_names_and_settings_of_a_system():
     names = [system.name for system in System.parse_all(recipes)]
     assert names == ["c2a2 strong", "c2a2 fast", "c2a2 paper name=sgd"]
     names = [system.name for system in System.parse_all([*recipes[1:], "c3a4:digits,fast"])]
-    assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # told apart by their networks
+    assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # their networks differ
 
 
 def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
@@ -191,9 +191,9 @@ def test_equal_compute_on_shares_of_the_images(tmp_path):
     rows = compare.learning_curves([wide, SYSTEM], tmp_path, [0.05, 0.1], settings)
     assert [row["line"] for row in rows] == [wide.name, SYSTEM.name] * 2
     assert rows[0]["training_images"] < rows[2]["training_images"] < 200
-    for dear, cheap in (rows[:2], rows[2:]):
-        assert (dear["steps"], dear["x"]) == (6, cheap["x"])
-        assert cheap["steps"] == round(6 * dear["flops"] / cheap["flops"]) > 6
+    for costly, cheap in (rows[:2], rows[2:]):
+        assert (costly["steps"], costly["x"]) == (6, cheap["x"])
+        assert cheap["steps"] == round(6 * costly["flops"] / cheap["flops"]) > 6
 
 
 def test_a_grid(tmp_path):
