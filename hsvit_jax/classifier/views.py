@@ -8,15 +8,9 @@ HSViT paper, section 3.1 (one token per kernel, averaged votes).
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-
-from hsvit_jax import augment
-from hsvit_jax import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,32 +62,19 @@ class Views:
     sequences: Sequences | None = None
 
 
-def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
-    """Compiles a function that returns the views of one uint8 image of the network's size.
+def of_network(classifier: Any, arrays: dict[str, list[np.ndarray]]) -> Views:
+    """Returns the views of a batch's first image; groups without a vote have NaN.
 
-    It raises ValueError for a network that has nothing to show.
+    Raises:
+      ValueError: the network has nothing to show.
     """
-    model, config = classifier.model, classifier.config
-
-    @partial(jax.jit, out_shardings=mesh_lib.replicated(classifier.mesh))
-    def arrays_of(params: dict, stats: dict, image_HWC: jax.Array) -> dict[str, list[jax.Array]]:
-        x_BHWC = augment.normalise(image_HWC[None], tuple(config.data.mean), tuple(config.data.std))
-        return model.views(params, stats, x_BHWC)
-
-    def view(image_HWC: np.ndarray) -> Views:
-        arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
-        if set(arrays) == {"logits"}:
-            c = config.model
-            raise ValueError(
-                f"{c.variant} ({c.family}) has nothing to show: no attention, groups or token grid"
-            )
-        views = views_of(model, arrays, 0)
-        if views.votes_GK is None:
-            return views
-        votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
-        return dataclasses.replace(views, votes_GK=votes_GK)
-
-    return view
+    if set(arrays) == {"logits"}:
+        raise ValueError("this network has nothing to show: no attention, groups or token grid")
+    views = views_of(classifier.model, arrays, 0)
+    if views.votes_GK is None:
+        return views
+    votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
+    return dataclasses.replace(views, votes_GK=votes_GK)
 
 
 def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:

@@ -100,7 +100,7 @@ def unpack(path: Path, folder: Path) -> None:
         raise BadArchive(f"{path} cannot be unpacked at {one_line(name[:60])!r}: {why}") from error
     if links:
         warnings.warn(
-            f"links to images in {path} are left out: {few(links)}; pack the files "
+            f"links to images in {path} are ignored: {few(links)}; pack the files "
             "themselves: tar --dereference --hard-dereference, or zip without --symlinks",
             stacklevel=2,
         )

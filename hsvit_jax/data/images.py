@@ -157,8 +157,7 @@ def read_image(
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
         if image.format == "PPM" and image.tile[0][0] == "ppm":
             image = _binary_pnm(image, raw)
-        image.load()
-        image = _turned(image, remarks.append)
+        image = upright(image, remarks.append)
         pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -210,19 +209,14 @@ def fit_image(
     return fit_pillow(image, image_size, channels, fit)
 
 
-def upright(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation of a Pillow image."""
-    image.load()
-    return _turned(image, _warn)
-
-
-def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
-    """Applies the EXIF rotation, and brings 12- and 16-bit grey to black at 0 and white at 65535.
+def upright(image: "Image.Image", remark: Callable[[str], Any] = _warn) -> "Image.Image":
+    """Applies a Pillow image's EXIF rotation; 12- and 16-bit grey becomes 0 to 65535.
 
     Drops a TIFF's bands that it does not declare as alpha.
     """
     from PIL import Image, ImageOps
 
+    image.load()
     tags = getattr(image, "tag_v2", {})
     alpha = tags and tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
     colours = tags and {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)

@@ -1,7 +1,6 @@
 """The engine of the studies and the comparison: rows, equal conditions, and what is written."""
 
 import csv
-import itertools
 import unittest.mock
 
 import numpy as np
@@ -102,27 +101,12 @@ def test_what_is_written(tmp_path):
     text = markdown.read_text()
     assert table in text and "    hsvit compare x:a,b y\n" in text
     rows = list(csv.DictReader(csv_file.read_text().splitlines()))
-    assert [*rows[0]] == [*compare.COLUMNS.split(), "accuracy", "deviation", "accuracies"]
+    head = "name,spec,epochs,parameters,megabytes,flops,batch,forward_bytes,training_bytes,"
+    head += "images_per_second,examples,top5,accuracy,deviation,accuracies"  # old files have it
+    assert csv_file.read_text().partition("\n")[0] == head
     assert [row["name"] for row in rows] == ["a b", "c"]
     assert float(rows[0]["accuracy"]) == pytest.approx(0.6)
     assert rows[0]["accuracies"] == "0.5 0.7" and plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_columns_of_files_that_stand_are_kept():
-    assert compare.COLUMNS.split() == [
-        *("name", "spec", "epochs", "parameters", "megabytes", "flops", "batch", "forward_bytes"),
-        *("training_bytes", "images_per_second", "examples", "top5"),
-    ]
-    columns = "x line parameters flops training_images steps batch examples"
-    assert columns == grid.COLUMNS
-
-
-def test_points_of_many_systems_differ_by_more_than_colour():
-    many = [{**ROWS[0], "name": f"{i}"} for i in range(100)]
-    panel = grid.figure(many, {"flops": "FLOPs"}, lambda row: row["name"]).axes[0]
-    looks = [(x.lines[0].get_marker(), x.lines[0].get_color()) for x in panel.containers]
-    assert len(set(looks)) == 100
-    assert all(a[0] != b[0] for a, b in itertools.pairwise(looks[:20]))
 
 
 def test_names_are_drawn_as_they_are(tmp_path):
@@ -143,13 +127,10 @@ def test_names_are_drawn_as_they_are(tmp_path):
         (["c2a2:digits", "c3a4:cifar10"], [], [0], "data.name"),
         (["c2a2:digits", "c3a4:digits,paper"], [], [0], "train.epochs"),
         (["c2a2:digits"], [], [0, 0], "--seeds"),
-        (["c2a2:digits"], [], [], "--seeds"),
-        (["c2a2:digits"], [], ["x"], "seed"),
         (["c2a2:digits"], [], ["4294967296"], "4294967295"),
         (["c2a2:digits", "c2a2:digits mesh.data=1"], [], [0], "one run's folder"),
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
-        (["c9a9:digits"], [], [0], "c9a9"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, named):
@@ -181,14 +162,13 @@ def test_names_and_settings_of_a_system():
         ("model.depth=1", "optim.name=sgd"),
     )
     assert system.name == "c2a2 tiny depth=1 name=sgd"
-    assert System.parse("c2a2:digits augment.mixup=0.1").name == "c2a2 mixup=0.1"
     blank = System.parse("c2a2:folder=my photos,fast model.depth=1")
     assert (blank.spec, blank.settings) == ("c2a2:folder=my photos,fast", ("model.depth=1",))
     recipes = ["c2a2:digits", "c2a2:digits,fast", "c2a2:digits,paper optim.name=sgd"]
     names = [system.name for system in System.parse_all(recipes)]
     assert names == ["c2a2 strong", "c2a2 fast", "c2a2 paper name=sgd"]
     names = [system.name for system in System.parse_all([*recipes[1:], "c3a4:digits,fast"])]
-    assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # told apart by their networks
+    assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # their networks differ
 
 
 def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
@@ -204,16 +184,6 @@ def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
             train_all(systems, tmp_path, settings)
 
 
-def test_every_system_reads_its_own_images():
-    loaded = {}
-    found = [
-        engine.images(config_lib.get_config("c2a2:digits,tiny", *settings), loaded)
-        for settings in ([], ["data.image_size=16,16"], ["data.fit=stretch"], ["data.repeats=2"])
-    ]
-    assert [one.info.image_size for one in found] == [(32, 32), (16, 16), (32, 32), (32, 32)]
-    assert found[0] is found[3] and found[0] is not found[2]
-
-
 @pytest.mark.slow
 def test_equal_compute_on_shares_of_the_images(tmp_path):
     wide = System.parse("c2a2:digits,tiny,conv_only model.conv_channels=32,64")
@@ -221,9 +191,9 @@ def test_equal_compute_on_shares_of_the_images(tmp_path):
     rows = compare.learning_curves([wide, SYSTEM], tmp_path, [0.05, 0.1], settings)
     assert [row["line"] for row in rows] == [wide.name, SYSTEM.name] * 2
     assert rows[0]["training_images"] < rows[2]["training_images"] < 200
-    for dear, cheap in (rows[:2], rows[2:]):
-        assert (dear["steps"], dear["x"]) == (6, cheap["x"])
-        assert cheap["steps"] == round(6 * dear["flops"] / cheap["flops"]) > 6
+    for costly, cheap in (rows[:2], rows[2:]):
+        assert (costly["steps"], costly["x"]) == (6, cheap["x"])
+        assert cheap["steps"] == round(6 * costly["flops"] / cheap["flops"]) > 6
 
 
 def test_a_grid(tmp_path):
@@ -234,24 +204,12 @@ def test_a_grid(tmp_path):
     )
     assert table.splitlines()[0] == "| groups \\ kernels \\| each | 8 | 16 |"
     assert table.splitlines()[3].endswith("| – |") and "2 seeds, ± one" in markdown.read_text()
+    head = "x,line,parameters,flops,training_images,steps,batch,examples,accuracy,deviation,"
+    assert file.read_text().startswith(head)
     with file.open() as lines:
         places = [(row["x"], row["line"]) for row in csv.DictReader(lines)]
     assert places == [("8", "1"), ("16", "1"), ("8", "2")]
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_axes_without_order_are_drawn_in_order_and_infinities_as_names():
-    def drawn(*xs):
-        rows = [made_row(0.1, 1.0, x=x, line="a", examples=9) for x in xs]
-        line, _, (bars,) = (
-            grid.figure(rows, {"x": "x"}, lambda row: row["line"]).axes[0].containers[0]
-        )
-        ends = [y for segment in bars.get_segments() for _, y in segment]
-        assert min(ends) > -1e-6 and max(ends) < 100 + 1e-6
-        return list(line.get_xdata())
-
-    assert drawn("10", "1", "5") == [1, 5, 10]
-    assert drawn("0.1", "inf", "nan") == [0, 1, 2]
 
 
 def test_intervals_of_a_grid():
