@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from support.data_files import class_folders
+from support.data_files import class_folders, encoded, noise
 from support.processes import COMMAND, PATIENCE, ROOT, environment, finish
 from support.small_runs import digest, losses, metric_lines
 
@@ -139,8 +139,9 @@ def test_four_hosts_come_back_as_two(whole, job, bucket):
 def test_hosts_with_other_data_are_refused(job, bucket, hosts):
     """Each host reads the folder of that name on its own disk."""
     for i in range(2):
-        class_folders(hosts.on_disk(i, "photos"), "ab", count=20 + i)
-    settings = (*MESHES["group"], f"data.name=folder={hosts.disk}/photos")
+        class_folders(hosts.on_disk(i, "photos"), "ab")
+    hosts.on_disk(1, "photos/a/0.png").write_bytes(encoded(noise((8, 8), 7)))
+    settings = (*MESHES["group"], f"data.name=folder={hosts.disk}/photos", "train.batch=8")
     errors = check_ends(job(bucket, "photos", settings), 1, 1)
     assert "process 1 has another data set than process 0" in errors[0]
     assert not (bucket.folder / "runs/photos/config.json").exists()

@@ -1,7 +1,7 @@
 """Hosts that share nothing but a network, and a server of buckets on it.
 
 A host is a network namespace. Each of its programs has a mount namespace, which shows the host's
-own disk and hides those of others. A bridge in the namespace of the bucket's server joins the hosts.
+own disk and hides those of others. A bridge in the namespace of the buckets joins the hosts.
 """
 
 import contextlib
