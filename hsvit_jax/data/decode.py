@@ -79,13 +79,8 @@ def decode_items(
 ) -> Source:
     """Reads and checks every item, or takes the result of an earlier start from the cache.
 
-    Args:
-      name: names the cache's folder.
-      key: identifies the items' content.
-
-    Raises:
-      ValueError: images cannot be used, the first five of which it names; with
-        ``on_bad_image='skip'`` they are dropped with a warning instead.
+    ``name`` names the cache's folder, and ``key`` identifies the items' content. Images that cannot
+    be used raise ValueError, or are dropped with a warning if ``on_bad_image='skip'``.
     """
     resident, total = request.resident(len(items.names)), len(items.names)
     key = {**key, "shape": [*request.image_size, request.channels]}

@@ -54,11 +54,15 @@ def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) 
     if not storage.is_url(path):
         return listings.list_csv(path)
     url = storage.whole_url(path)
-    root = url.rpartition("/")[0]
-    table, _ = remote.fetch(url, data_dir, progress)
-    return listings.list_csv(
-        os.fspath(table), lambda names: remote.fetch_files(root, names, data_dir, progress)
-    )
+    table, version = remote.fetch(url, data_dir, progress)
+    record = table.with_name(f".{table.name}.images.json")
+
+    def fetch(names: list[str]) -> None:
+        if not record.exists() or json.loads(record.read_text()) != version:
+            remote.fetch_files(url.rpartition("/")[0], names, data_dir, progress)
+            record.write_text(json.dumps(version))
+
+    return listings.list_csv(os.fspath(table), fetch)
 
 
 def is_there(place: str) -> bool:
@@ -86,11 +90,6 @@ def _open_archive(
     return unpack_once(lambda: root, place, name, key, data_dir, progress, extra_suffixes)
 
 
-def archive_folder(name: str, key: dict[str, Any], data_dir: Path) -> Path:
-    """Returns the cache's folder of an unpacked archive."""
-    return cache_folder(data_dir, f"unpacked-{name}", key)
-
-
 def unpack_once(
     archive: Callable[[], Path],
     where: str,
@@ -100,12 +99,12 @@ def unpack_once(
     progress: Progress,
     extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive into its `archive_folder`, the first time, and finds its images.
+    """Unpacks an archive into the cache, the first time, and finds its images.
 
     ``archive`` finds the archive; it is not called if the folder is there. ``where`` is the name
     in messages.
     """
-    folder = archive_folder(name, key, data_dir)
+    folder = cache_folder(data_dir, f"unpacked-{name}", key)
 
     def build(scratch: Path) -> dict[str, Any]:
         path = archive()

@@ -29,28 +29,18 @@ from hsvit_jax.text import few
 
 SPLITS = {"train": dataset.TRAIN, "validation": dataset.VAL, "test": dataset.TEST}
 #: The names that people give these splits in `datasets`.
-_HF_NAMES = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
+_HF_NAMES = {name: (name,) for name in SPLITS}
+_HF_NAMES["validation"] += ("valid", "val", "dev")
 _READABLE = ("array_record", "parquet")
 
 
 def items_of_splits(
     where: str, splits: Mapping[str, Sequence[Any]], read: Callable[[Any], tuple[bytes, int]]
 ) -> Items:
-    """Returns the examples of a set that comes in splits, in their order.
+    """Returns the examples of a set that comes in splits, by the names of SPLITS.
 
-    Without a labelled test split, 'validation' is the test split.
-
-    Args:
-      where: the set's name in messages.
-      splits: records by 'train', 'validation' and 'test'; others are not used.
-      read: reads the bytes and the label of a record, -1 for none.
-
-    Raises:
-      ValueError: there is no training split.
+    Without a labelled test split, 'validation' is the test split. ``read`` gives the bytes and the
+    label of a record, -1 for none.
     """
     if "train" not in splits:
         raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, nfc, number_labels, used_as
 from hsvit_jax.data.images import holds_image, is_image_name, read_file
 from hsvit_jax.text import few, one_line
 
@@ -34,7 +33,6 @@ _COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"
 #: The endings of files that hold a sample's label, and the keys of a .json that do.
 LABEL_ENDINGS = (".cls", ".json")
 _LABEL_KEYS = ("label", "cls", "class", "class_id")
-_MOST_CLASSES = 65536  # data.num_classes has the same limit
 _TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
@@ -188,9 +186,6 @@ def arrange(tree: Tree) -> Listing:
     them alone is the test split. ``Train`` and ``Training`` count too if all folders are splits, or
     if two splits hold class folders. Without ``train`` every folder is a class. A single outer
     folder, which archives have, is looked into. Labels follow the sorted class names.
-
-    Raises:
-      ValueError: nothing found, or folders that look like splits and would become classes.
     """
     top = _grouped(tree)
     if len(top.folders) == 1 and "train" not in top.folders:
@@ -259,7 +254,7 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     """Returns files by class name, in NFC, so that one name from two systems is one class."""
     classes: dict[str, list[File]] = {}
     for name, folder in sorted(top.folders.items()):
-        classes.setdefault(unicodedata.normalize("NFC", name), []).extend(folder.files)
+        classes.setdefault(nfc(name), []).extend(folder.files)
     deep = {name: folder.held for name, folder in top.folders.items() if len(folder.held) > 1}
     for name in sorted(deep)[:1]:
         warnings.warn(
@@ -280,11 +275,7 @@ def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> 
     """Lists the images of a table with the columns image and label, and optionally split.
 
     Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
-    ``fetch`` is called with the images' names before they are looked at.
-
-    Raises:
-      ValueError: the table cannot be read, it lacks a column, or a line lacks its image or label,
-        has more cells than the head or an unknown split.
+    ``fetch`` is called with the images' names before their files are used.
     """
     table = Path(os.path.expanduser(path))
     try:
@@ -307,7 +298,7 @@ def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> 
                     f"it has a comma) and no split but {few(SPLIT_NAMES)}; got "
                     f"{few((image, label, split))}"
                 )
-            lines.append((image, unicodedata.normalize("NFC", label), split.lower()))
+            lines.append((image, nfc(label), split.lower()))
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"csv={one_line(path)} cannot be read: {error}") from None
     if unread := [name for name in head.values() if name and name not in columns]:
@@ -349,9 +340,6 @@ def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
     """Lists the samples of WebDataset shards: an image, and a .cls or .json with its label.
 
     Labels that are all whole numbers number the classes from 0; others are names.
-
-    Raises:
-      ValueError: there is no sample, or an image has no label.
     """
     samples = []
     for tree in trees:
@@ -365,20 +353,18 @@ def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
             images = [files[end] for end in sorted(files, key=len) if is_image_name(f"a{end}")]
             for file in images[:1]:  # others are masks and the like
                 samples.append((file._replace(name=f"{shard}/{file.name}"), _read_label(files)))
-    labels = {label for _, label in samples}
-    if not labels or "" in labels:
+    labels = [label for _, label in samples]
+    if not all(labels) or not labels:
         bad = [file.name for file, label in samples if not label]
         raise ValueError(
             f"folder={place}: {len(bad):,} of {len(samples):,} images have no label in a .cls or "
             f".json file beside them: {few(bad)}"
         )
-    names = sorted(labels)
-    if all(label.isdecimal() and int(label) < _MOST_CLASSES for label in labels):
-        names = [str(i) for i in range(max(map(int, labels)) + 1)]
-        samples = [(file, str(int(label))) for file, label in samples]
-    number = {name: i for i, name in enumerate(names)}
-    rows = tuple(Row(file, number[label], UNSPLIT) for file, label in samples)
-    return Listing(os.path.dirname(place), tuple(names), rows)
+    labels = [*map(int, labels)] if all(map(str.isdecimal, labels)) else labels
+    names, numbers = number_labels(labels)
+    pairs = zip(samples, numbers.tolist(), strict=True)
+    rows = tuple(Row(file, number, UNSPLIT) for (file, _), number in pairs)
+    return Listing(os.path.dirname(place), names, rows)
 
 
 def _read_label(files: dict[str, File]) -> str:
@@ -389,5 +375,5 @@ def _read_label(files: dict[str, File]) -> str:
             if ending == ".json":
                 held = json.loads(text)
                 text = next((str(held[key]) for key in _LABEL_KEYS if key in held), "")
-            return unicodedata.normalize("NFC", text.strip())
+            return text.strip()
     return ""

@@ -32,17 +32,8 @@ def fetch(
 ) -> tuple[Path, list]:
     """Fetches an object into the cache, unless this version of it is there.
 
-    Args:
-      url: the object, such as 'gs://bucket/photos.zip'.
-      data_dir: the local data folder.
-      progress: called with (stage, bytes received, bytes expected).
-      root: the URL of a folder around the object, whose files keep their places.
-
-    Returns:
-      The local file, and what identifies the version: its size, and a checksum or a time.
-
-    Raises:
-      StorageError: the store refuses, or the object is not there or was replaced meanwhile.
+    Returns the local file and what identifies the version: its size, and a checksum or a time.
+    Files below ``root``, the URL of a folder, keep their places. StorageError names what fails.
     """
     begun, root = time.monotonic(), root or url.rpartition("/")[0]
     target = local_folder(root, data_dir) / url.removeprefix(f"{root}/")
@@ -71,13 +62,11 @@ def fetch(
     with open(part, "ab") as out:
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(out, fcntl.LOCK_EX)
-        if _read_version(target, record) != version:  # another process was not first
+        if _read_version(target, record) != version:  # no other process was first
             _receive(url, store, path, out, version[0], progress)
             if (found := _digest(part, checksum)) != checksum and _has_md5(store, path):
                 part.unlink()
-                raise storage.StorageError(
-                    f"{url} arrived with checksum {found}, not {checksum}: start again"
-                )
+                raise storage.StorageError(f"{url} has checksum {found}, not {checksum}: try again")
             os.replace(part, target)
             record.write_text(json.dumps(version))
     for name in os.listdir(target.parent):

@@ -85,7 +85,7 @@ def test_a_name_look_up_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait(30) and [])
     monkeypatch.setenv("no_proxy", "*")
     try:
-        with pytest.raises(DataUnavailable, match=r"no answer within 0\.2 seconds"):
+        with pytest.raises(DataUnavailable, match="no answer for"):
             fetch(remote("http://nowhere.invalid/x.gz"), tmp_path, "set")
     finally:
         release.set()

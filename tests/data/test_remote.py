@@ -88,7 +88,7 @@ def test_a_fetch_is_resumed_and_verified(name, store, tmp_path, monkeypatch):
     assert asked == [4096, 8192] and path.read_bytes() == body and version[0] == len(body)
     assert len([*path.parent.iterdir()]) == 2  # the file and its record
     state[name] = value[:5] + ("1" if name == "ETag" else "A") + value[6:]
-    with pytest.raises(ValueError, match=r"arrived with checksum (md5|crc32c):\w+, not"):
+    with pytest.raises(ValueError, match=r"a\.bin has checksum (md5|crc32c):\w+, not"):
         remote.fetch("memory://b/a.bin", tmp_path)
     assert path.read_bytes() == body
 
@@ -103,6 +103,8 @@ def test_a_table_and_its_images(store, load, tmp_path):
         store.pipe_file(f"/b/photos/{name}", body)
     found = load("csv=memory://b/t.csv")
     assert found.fingerprint == load(f"csv={local}/t.csv").fingerprint
+    store.rm("/b/photos", recursive=True)  # no longer needed, until the table changes
+    assert load("csv=memory://b/t.csv").fingerprint == found.fingerprint
     store.pipe_file("/b/t.csv", f"{text}\n../c/1.png,a".encode())
     with pytest.raises(ValueError, match=r"\.\./c/1\.png: name images relative to memory://b"):
         load("csv=memory://b/t.csv")
