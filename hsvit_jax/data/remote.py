@@ -67,7 +67,7 @@ def fetch(
             os.replace(part, target)
             record.write_text(json.dumps(version))
     for name in os.listdir(target.parent):
-        if name.startswith(f".{target.name}.") and name.endswith(".part"):  # of an old version
+        if name.startswith(f".{target.name}.") and name.endswith(".part"):  # an old version
             (target.parent / name).unlink(missing_ok=True)
     return target, version
 
