@@ -84,10 +84,7 @@ def unpack(path: Path, folder: Path) -> None:
                 (folder / name).mkdir(parents=True, exist_ok=True)
             elif opener is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with (
-                    opener() as source,
-                    open(folder / name, "wb") as file,
-                ):  # the last of one name counts
+                with opener() as source, open(folder / name, "wb") as file:
                     shutil.copyfileobj(source, file, _BLOCK)
             elif is_image_name(name):
                 links.append(name)

@@ -47,6 +47,9 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
             listings.warn_of_others(tree)
             return listings.arrange(tree)
         shards = [path]  # an archive of images and labels in no folder is a shard, too
+    if storage.is_url(path) and "{" in path.rpartition("/")[2]:  # several at once
+        names = [shard.rpartition("/")[2] for shard in shards]
+        remote.fetch_files(storage.whole_url(path).rpartition("/")[0], names, data_dir, progress)
     more = listings.LABEL_ENDINGS
     trees = [_open_archive(shard, data_dir, progress, more) for shard in shards]
     return listings.list_shards(path, trees)
