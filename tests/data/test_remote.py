@@ -131,6 +131,7 @@ def test_shards_are_one_set(kind, store, load, tmp_path):
     assert seen == {noise((8, 8, 3), i).tobytes(): i % 2 for i in range(24)}
     local = load(f"folder={tmp_path}/p-{{00000..00002}}.tar.gz", val_fraction=0)
     assert local.fingerprint == found.fingerprint
+    assert len(load("folder=memory://b/p-00000.tar.gz", test_only=True).test) == 8
     assert data.is_there(f"{tmp_path}/p-{{00000..00002}}.tar.gz")
     del files[f"0003.{'json' if kind == 'json' else 'cls'}"]
     store.pipe_file("/b/p-00001.tar.gz", tar_gz(files))
