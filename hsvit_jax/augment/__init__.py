@@ -13,7 +13,7 @@ import numpy as np
 
 from hsvit_jax.augment import op_tables, randaugment, resized_crop
 from hsvit_jax.augment.mixup import mix
-from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, whole_number
+from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, span, whole_number
 
 __all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
 
@@ -232,10 +232,7 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & fits_B
     top_B = whole_number(bits_BS[:, _ERASE_Y], jnp.maximum(height - rows_B + 1, 1))
     left_B = whole_number(bits_BS[:, _ERASE_X], jnp.maximum(width - columns_B + 1, 1))
-    y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
-    x_1W = jnp.arange(width, dtype=jnp.int32)[None, :]
-    in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
-    in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
+    in_rows_BH, in_columns_BW = span(top_B, rows_B, height), span(left_B, columns_B, width)
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
 
 

@@ -31,6 +31,12 @@ def whole_number(bits: jax.Array, count: int | jax.Array) -> jax.Array:
     return (((bits >> 16) * count + (low >> 16)) >> 16).astype(jnp.int32)
 
 
+def span(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
+    """Marks the places from `start` for `length`: bool (size,), behind the axes of `start`."""
+    place = jax.lax.broadcasted_iota(jnp.int32, (*start.shape, size), start.ndim)
+    return (place >= start[..., None]) & (place < (start + length)[..., None])
+
+
 def box_sizes(
     bits_BA: tuple[jax.Array, jax.Array],
     area: int,

@@ -182,10 +182,10 @@ class Classifier:
         from hsvit_jax.classifier import views
 
         images_BHWC, one = self._fitted(images)
-        found = []
+        found, voters_G = [], self.voters_G if self.model.voters else None
         for image_HWC in images_BHWC:
             arrays = jax.device_get(self._arrays(self.params, self.stats, image_HWC[None]))
-            found.append(views.of_network(self, arrays))
+            found.append(views.views_of(self.model, arrays, voters_G=voters_G))
         return found[0] if one else found
 
     @cached_property

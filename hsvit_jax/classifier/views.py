@@ -62,34 +62,32 @@ class Views:
     sequences: Sequences | None = None
 
 
-def of_network(classifier: Any, arrays: dict[str, list[np.ndarray]]) -> Views:
-    """Returns the views of a batch's first image; groups without a vote have NaN.
+def views_of(
+    model: Any,
+    arrays: dict[str, list[np.ndarray]],
+    example: int = 0,
+    voters_G: np.ndarray | None = None,
+) -> Views:
+    """Selects one example of a batch's views (`model.views` as NumPy arrays).
+
+    Args:
+      voters_G: 0 for groups that were lost in training.
 
     Raises:
       ValueError: the network has nothing to show.
     """
     if set(arrays) == {"logits"}:
         raise ValueError("this network has nothing to show: no attention, groups or token grid")
-    views = views_of(classifier.model, arrays, 0)
-    if views.votes_GK is None:
-        return views
-    votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
-    return dataclasses.replace(views, votes_GK=votes_GK)
-
-
-def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:
-    """Selects one example of a batch's views (`model.views` as NumPy arrays)."""
     groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in of_kind]
         for kind, of_kind in arrays.items()
     }
-    return Views(
-        logits_K=one["logits"][0],
-        votes_GK=one["votes"][0] if "votes" in one else None,
-        groups=_groups(one) if "maps" in one else None,
-        sequences=_sequences(model, one),
-    )
+    votes_GK = one["votes"][0] if "votes" in one else None
+    if votes_GK is not None and voters_G is not None:
+        votes_GK = np.where(voters_G[:, None] > 0, votes_GK, np.nan)
+    maps = _groups(one) if "maps" in one else None
+    return Views(one["logits"][0], votes_GK, maps, _sequences(model, one))
 
 
 def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:

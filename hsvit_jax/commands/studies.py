@@ -31,7 +31,7 @@ _PLACE = "Parent folder without -foldsN; default: as for train."
 )
 def compare(request: Request) -> None:
     """Trains and compares the systems that the words name; prints and writes the table."""
-    from hsvit_jax.studies import compare, engine, grid
+    from hsvit_jax.studies import engine, tables
 
     values, settings, line = request.flags, request.settings, request.line
     fractions = sorted(set(values.fractions or ()))
@@ -41,13 +41,13 @@ def compare(request: Request) -> None:
             engine.configure(systems, [*settings, *share], values.seeds)
     out, given = Path(values.out), (settings, values.seeds)
     if not fractions:
-        rows = compare.ranked(engine.train_all(systems, out, *given), values.batch)
-        print(compare.table(rows), *compare.write(rows, out, line), sep="\n")
+        rows = tables.ranked(engine.train_all(systems, out, *given), values.batch)
+        print(tables.comparison(rows), *tables.write_comparison(rows, out, line), sep="\n")
     else:
-        rows = compare.learning_curves(systems, out, fractions, *given)
+        rows = engine.learning_curves(systems, out, fractions, *given)
         title = "Accuracy against training images, at equal compute for each number of images"
         axes = "training images of a class", "system"
-        print(*grid.write(rows, title, axes, out, "fractions", line), sep="\n")
+        print(*tables.write_grid(rows, title, axes, out, "fractions", line), sep="\n")
     engine.refuse_left_out(len(systems) * max(len(fractions), 1), len(rows))
 
 
@@ -69,7 +69,7 @@ def compare(request: Request) -> None:
 )
 def study(request: Request) -> None:
     """Trains the networks that are not trained yet; prints and writes the table."""
-    from hsvit_jax.studies import engine, grid, study
+    from hsvit_jax.studies import engine, study, tables
 
     values, settings = request.flags, list(request.settings)
     with cli.misuse():
@@ -83,7 +83,7 @@ def study(request: Request) -> None:
     out = Path(values.out or f"runs/study-{path.stem}")
     rows = engine.train_all(systems, out, *given, "data")
     axes = found.x, found.line
-    print(*grid.write(rows, found.title, axes, out, path.stem, request.line), sep="\n")
+    print(*tables.write_grid(rows, found.title, axes, out, path.stem, request.line), sep="\n")
     engine.refuse_left_out(len(systems), len(rows))
 
 

@@ -26,7 +26,7 @@ from hsvit_jax.data.published import DataUnavailable, RemoteFile
 
 @dataclass(frozen=True)
 class Named:
-    """A description and the files it is read from; at most one of the two readers is set.
+    """Describes a set and the files it is read from; at most one of the two readers is set.
 
     Attributes:
       examples: numbers of training and test images.

@@ -32,7 +32,7 @@ _LASTING = (None, errno.ENOENT, errno.EINVAL, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `load`, with the defaults filled in."""
+    """Holds the arguments of `load`, with the defaults filled in."""
 
     data_dir: Path
     image_size: tuple[int, int]
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Items:
-    """Undecoded examples: ``fetch(i)`` reads the bytes of a file and its label.
+    """Holds undecoded examples; ``fetch(i)`` reads the bytes of a file and its label.
 
     Copies are reported for the user's `own` files, which the user can change.
     """

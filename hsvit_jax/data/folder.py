@@ -32,21 +32,27 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
     root, shards = Path(os.path.expanduser(path)), listings.expand_shards(path)
     # os.path's functions return False for names that the system refuses; Path's may raise.
     there = bool(path) and os.path.exists(root)
-    if shards != [path] and not there:
-        trees = [
-            _open_archive(shard, data_dir, progress, listings.LABEL_ENDINGS) for shard in shards
-        ]
-        return listings.list_shards(path, trees)
-    if not storage.is_url(path):
-        if not there:
-            place = "" if root.is_absolute() else " below the current folder"
-            raise ValueError(
-                f"folder={one_line(path)}: there is no such folder or archive{place}. {LAYOUT}"
-            )
-        refuse_named(root)
-    tree = listings.walk(root) if os.path.isdir(root) else _open_archive(path, data_dir, progress)
-    listings.warn_of_others(tree)
-    return listings.arrange(tree)
+    if not there and not storage.is_url(path) and shards == [path]:
+        place = "" if root.is_absolute() else " below the current folder"
+        raise ValueError(
+            f"folder={one_line(path)}: there is no such folder or archive{place}. {LAYOUT}"
+        )
+    if there or shards == [path]:
+        if there:
+            refuse_named(root)
+        folder = os.path.isdir(root)
+        tree = listings.walk(root) if folder else _open_archive(path, data_dir, progress)
+        labels = [name for name in tree.others if name.endswith(listings.LABEL_ENDINGS)]
+        if folder or tree.dirs or not labels:
+            listings.warn_of_others(tree)
+            return listings.arrange(tree)
+        shards = [path]  # an archive of images and labels in no folder is a shard, too
+    if storage.is_url(path) and "{" in path.rpartition("/")[2]:  # several at once
+        names = [shard.rpartition("/")[2] for shard in shards]
+        remote.fetch_files(storage.whole_url(path).rpartition("/")[0], names, data_dir, progress)
+    more = listings.LABEL_ENDINGS
+    trees = [_open_archive(shard, data_dir, progress, more) for shard in shards]
+    return listings.list_shards(path, trees)
 
 
 def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:

@@ -86,11 +86,11 @@ _SEVERAL = "have several frames, or pages of one size (the first is read)"
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image; the message names it and says why."""
+    """Reports a file that cannot be used as an image, with its name and the reason."""
 
 
 def _warn(remark: str) -> None:
-    warnings.warn(f"some images {remark}", stacklevel=2)  # which Python shows once
+    warnings.warn(f"some images {remark}", stacklevel=2)  # Python shows it once
 
 
 def is_image_name(name: str) -> bool:
@@ -363,7 +363,7 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     if [page[0] for page in pages.values()].count(area) > 1:
         remark(_SEVERAL)
     page = [entry.pack(*tags[tag]) for tag in sorted(tags)]
-    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
+    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))
     first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
     return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
 

@@ -37,7 +37,7 @@ _TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
 class File(NamedTuple):
-    """An image file: its name in the tree, its path on disk, and what shows that it changed.
+    """Names an image file in its tree and on disk, and holds what shows that it changed.
 
     Some tools keep mtime (`exiftool -P`), none keeps ctime; renaming and moving change it too.
     """
@@ -50,7 +50,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The image files of a folder or archive, and the names of its folders and other files."""
+    """Holds a folder's or archive's image files, and the names of its folders and other files."""
 
     where: str
     files: tuple[File, ...]
@@ -59,7 +59,7 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """An image file with its label and its part, TRAIN to UNSPLIT."""
+    """Holds an image file with its label and its part, TRAIN to UNSPLIT."""
 
     file: File
     label: int
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in a stable order; label ``i`` is ``class_names[i]``."""
+    """Holds image files in a stable order; label ``i`` is ``class_names[i]``."""
 
     where: str
     class_names: tuple[str, ...]
@@ -138,7 +138,7 @@ def warn_of_others(tree: Tree) -> None:
 
 @dataclass
 class _Folder:
-    """A folder: its own images, those at any depth, and its folders by name."""
+    """Holds a folder's own images, those at any depth, and its folders by name."""
 
     own: list[File] = field(default_factory=list)
     files: list[File] = field(default_factory=list)

@@ -28,12 +28,12 @@ _FAILURES = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError
 
 
 class DataUnavailable(ValueError):
-    """A missing file that cannot be downloaded; the message says where to get and put it."""
+    """Reports a missing file that cannot be downloaded, and where to get and put it."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its address, its checksum as 'sha256:…' or 'md5:…', its largest size."""
+    """Describes a published file by address, checksum ('sha256:…', 'md5:…') and largest size."""
 
     url: str
     checksum: str
@@ -160,7 +160,7 @@ def _receive(remote: RemoteFile, part: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """A named set in one of its `FORMS`: the folder, and its files with their checksums."""
+    """Holds the folder of a named set in one of its `FORMS`, and its files with their checksums."""
 
     folder: Path
     checksums: Mapping[str, str]

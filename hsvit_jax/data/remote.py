@@ -35,23 +35,20 @@ def fetch(
     Returns the local file and what identifies the version: its size, and a checksum or a time.
     Files below ``root``, the URL of a folder, keep their places. StorageError names what fails.
     """
-    begun, root = time.monotonic(), root or url.rpartition("/")[0]
+    root = root or url.rpartition("/")[0]
     target = local_folder(root, data_dir) / url.removeprefix(f"{root}/")
     record = target.with_name(f".{target.name}.json")
     kept = _read_version(target, record)
-    store, path = storage.filesystem(url)
     try:
-        store.invalidate_cache()
-        left = max(3.0, _ANSWER_SECONDS - (time.monotonic() - begun))
-        info = storage.within(left, store.info, path)
+        store, path, info = _ask(url, "info")
     except Exception as error:
         if kept and not storage.is_final(error):
             warnings.warn(f"{url} does not answer; its copy, {target}, is used", stacklevel=2)
             return target, kept
         raise _explained(url, error) from None
-    if info["type"] != "file":
-        raise storage.StorageError(f"{url} is a folder: name an archive or a table in it")
-    checksum = _checksum(info)
+    if info["type"] != "file" or info["size"] is None:
+        raise storage.StorageError(f"{url} is no object of known size: name an archive or a table")
+    checksum = "" if "http" in store.protocol else _checksum(info)
     times = (info[name] for name in ("ETag", "mtime", "created") if info.get(name))
     version = [info["size"], checksum or str(next(times, ""))]
     if kept == version:
@@ -70,7 +67,7 @@ def fetch(
             os.replace(part, target)
             record.write_text(json.dumps(version))
     for name in os.listdir(target.parent):
-        if name.startswith(f".{target.name}.") and name.endswith(".part"):  # of an old version
+        if name.startswith(f".{target.name}.") and name.endswith(".part"):  # an old version
             (target.parent / name).unlink(missing_ok=True)
     return target, version
 
@@ -90,9 +87,9 @@ def fetch_files(
 
 def fetch_folder(root: str, data_dir: Path, name: str) -> Path:
     """Fetches all files below a name in a folder of a store; returns its `local_folder`."""
-    store, path = storage.filesystem(f"{root}/{name}")
     try:
-        if not (found := storage.within(_ANSWER_SECONDS, store.find, path)):
+        _, path, found = _ask(f"{root}/{name}", "find")
+        if not found:
             raise FileNotFoundError(path)
     except Exception as error:
         raise _explained(f"{root}/{name}", error) from None
@@ -104,6 +101,15 @@ def local_folder(url: str, data_dir: Path) -> Path:
     """Returns the folder in the cache for the files of a folder of a store."""
     slug = re.sub(r"\W+", "-", url)[-40:].strip("-")
     return data_dir / "remote" / f"{slug}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def _ask(url: str, method: str) -> tuple[Any, str, Any]:
+    """Calls a method of a URL's store within one deadline: the store, the path, the answer."""
+    begun = time.monotonic()
+    store, path = storage.filesystem(url)
+    store.invalidate_cache()
+    left = max(3.0, _ANSWER_SECONDS - (time.monotonic() - begun))
+    return store, path, storage.within(left, getattr(store, method), path)
 
 
 def _read_version(target: Path, record: Path) -> list | None:
@@ -137,7 +143,7 @@ def _receive(url: str, store: Any, path: str, out: Any, size: int, progress: Pro
 def _explained(url: str, error: Exception) -> storage.StorageError:
     if isinstance(error, FileNotFoundError):
         return storage.StorageError(f"{url}: no such bucket or object; correct the URL")
-    return storage.explain(url, error)
+    return error if isinstance(error, storage.StorageError) else storage.explain(url, error)
 
 
 def _checksum(info: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Classes that a split lacks, and names that may be one class: told alike in every source."""
+"""Classes that a split lacks, and names that may be one class, are reported by every source."""
 
 import contextlib
 import csv

@@ -345,7 +345,7 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
 
 
 def test_a_configuration_of_a_hugging_face_set(tmp_path, monkeypatch):
-    """It is named after a colon, where there is no such file; the library's list is told whole."""
+    """It is named after a colon, where there is no such file; the library's list is whole."""
     asked, names = [], [f"configuration {i}" for i in range(40)]
 
     def load_dataset(name, config, cache_dir=None):

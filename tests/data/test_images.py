@@ -51,7 +51,7 @@ SMALL = {256: 2, 257: 2, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 4}
 
 
 def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
-    """Whatever the name: the format is told by the content."""
+    """Whatever the name: the content decides the format."""
     pixels, grey = noise((13, 17, 3)), noise((13, 17))
     path = tmp_path / "ünïcode 图.JPEG"
     path.write_bytes(encoded(pixels))

@@ -131,6 +131,7 @@ def test_shards_are_one_set(kind, store, load, tmp_path):
     assert seen == {noise((8, 8, 3), i).tobytes(): i % 2 for i in range(24)}
     local = load(f"folder={tmp_path}/p-{{00000..00002}}.tar.gz", val_fraction=0)
     assert local.fingerprint == found.fingerprint
+    assert len(load("folder=memory://b/p-00000.tar.gz", test_only=True).test) == 8
     assert data.is_there(f"{tmp_path}/p-{{00000..00002}}.tar.gz")
     del files[f"0003.{'json' if kind == 'json' else 'cls'}"]
     store.pipe_file("/b/p-00001.tar.gz", tar_gz(files))
@@ -186,10 +187,9 @@ def bucket(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # those libraries' own
 def test_a_run_from_a_bucket_of_s3(bucket, tmp_path):
-    """An archive in parts has no MD5; an ETag that is one is checked; a run resumes from it."""
+    """It trains and resumes, keeps the credentials to itself, and names what is not there."""
     files, keys = bucket
     files.pipe_file("photos/in/a.zip", zipped(FILES))
-    files.pipe_file("photos/t.csv", b"image,label\nin/0.png,a\nin/1.png,b")
     words = ("--config=c2a2:folder=s3://photos/in/a.zip,tiny", "--workdir=run")
     words += ("--config.train.steps=2", "--config.mesh.data=1")
     keys["HSVIT_DATA_DIR"] = str(tmp_path / "data")

@@ -10,7 +10,7 @@ from support.data_files import encoded, noise, write
 from hsvit_jax import artifacts, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import costs
-from hsvit_jax.studies import compare, engine, grid
+from hsvit_jax.studies import engine, tables
 from hsvit_jax.studies.engine import System, train_all
 
 SYSTEM = System.parse("c2a2:digits,tiny,conv_only")
@@ -22,7 +22,7 @@ SETTINGS = [
 
 def made_row(*accuracies, **columns):
     """A row without a training."""
-    made = dict.fromkeys((*compare.COLUMNS.split(), *grid.COLUMNS.split()), 1)
+    made = dict.fromkeys((*tables.COMPARISON.split(), *tables.GRID.split()), 1)
     made |= {"deviation": float(np.std(accuracies, ddof=len(accuracies) > 1)), "examples": 100}
     return made | {"accuracy": np.mean(accuracies), "accuracies": accuracies, **columns}
 
@@ -46,7 +46,7 @@ def uncompiled(monkeypatch):
 
 
 def test_a_row_for_each_system_and_nothing_trained_again(tmp_path):
-    (row,) = compare.ranked(train_all([SYSTEM], tmp_path, SETTINGS, (1,)), 8)
+    (row,) = tables.ranked(train_all([SYSTEM], tmp_path, SETTINGS, (1,)), 8)
     assert (row["name"], row["spec"]) == ("c2a2 tiny conv_only", SYSTEM.spec)
     assert len(row["accuracies"]) == 1 and 0 <= row["accuracy"] <= 1
     assert 0 < row["parameters"] < 20_000 and row["images_per_second"] > 0
@@ -73,7 +73,9 @@ def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path):
     (row,) = train_all([SYSTEM], tmp_path, [*SETTINGS, "train.select_on=test"])
     assert row["name"] == "c2a2 tiny conv_only (best on test)" and row["line"] == " (best on test)"
     rows = [{**ROWS[0], "epochs": 3.0}, ROWS[1]]
-    assert "2 to 3 epochs, 2 seeds" in compare.write(rows, tmp_path, "hsvit")[0].read_text()
+    assert (
+        "2 to 3 epochs, 2 seeds" in tables.write_comparison(rows, tmp_path, "hsvit")[0].read_text()
+    )
 
 
 def test_a_training_that_diverges_costs_the_others_nothing(tmp_path, capsys):
@@ -90,14 +92,14 @@ def test_a_training_that_diverges_costs_the_others_nothing(tmp_path, capsys):
 
 
 def test_what_is_written(tmp_path):
-    table = compare.table(ROWS)
+    table = tables.comparison(ROWS)
     lines = table.splitlines()
-    assert lines[:2] == [f"| {' | '.join(compare.SHOWN)} |", "| --- |" + " ---: |" * 8]
+    assert lines[:2] == [f"| {' | '.join(tables.SHOWN)} |", "| --- |" + " ---: |" * 8]
     accuracy = "60.00% ± 14.14 (95% interval 50.2–69.1)"
     cells = f"1,000 | 0.00 | 0.005 G | 1 MiB | 4 MiB | 1,234 | {accuracy} | 95.00%"
     assert lines[2] == f"| a b | {cells} |"
     assert lines[3].endswith("| 90.00% ± 0.00 (95% interval 82.6–94.5) | – |")
-    markdown, csv_file, plot = compare.write(ROWS, tmp_path, "hsvit compare x:a,b y")
+    markdown, csv_file, plot = tables.write_comparison(ROWS, tmp_path, "hsvit compare x:a,b y")
     text = markdown.read_text()
     assert table in text and "    hsvit compare x:a,b y\n" in text
     rows = list(csv.DictReader(csv_file.read_text().splitlines()))
@@ -113,7 +115,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
     rows = [made_row(0.5, x=x, line=n) for n, x in (("_a", "$^$"), ("$^$", "\udce9"))]
     words = {"x": "$^$ x"}, lambda row: row["line"], "$^$ title", "$^$ line"
-    figure = grid.figure(rows, *words)
+    figure = tables.figure(rows, *words)
     artifacts.save_figure(figure, tmp_path / "names.png")
     assert [text.get_text() for text in figure.legends[0].texts] == ["_a", "$^$"]
     assert figure.legends[0].get_title().get_text() == "$^$ line"
@@ -188,7 +190,7 @@ def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
 def test_equal_compute_on_shares_of_the_images(tmp_path):
     wide = System.parse("c2a2:digits,tiny,conv_only model.conv_channels=32,64")
     settings = [*SETTINGS, "train.epochs=0", "train.batch=8", "train.steps=6"]
-    rows = compare.learning_curves([wide, SYSTEM], tmp_path, [0.05, 0.1], settings)
+    rows = engine.learning_curves([wide, SYSTEM], tmp_path, [0.05, 0.1], settings)
     assert [row["line"] for row in rows] == [wide.name, SYSTEM.name] * 2
     assert rows[0]["training_images"] < rows[2]["training_images"] < 200
     for costly, cheap in (rows[:2], rows[2:]):
@@ -199,7 +201,7 @@ def test_equal_compute_on_shares_of_the_images(tmp_path):
 def test_a_grid(tmp_path):
     rows = [made_row(0.1 * g, 0.05 * x, x=str(x), line=str(g)) for g in (1, 2) for x in (8, 16)]
     axes = "kernels | each", "groups"
-    table, markdown, file, plot = grid.write(
+    table, markdown, file, plot = tables.write_grid(
         rows[:3], "Title", axes, tmp_path, "fig", "hsvit study"
     )
     assert table.splitlines()[0] == "| groups \\ kernels \\| each | 8 | 16 |"
@@ -215,6 +217,6 @@ def test_a_grid(tmp_path):
 def test_intervals_of_a_grid():
     """Three seeds: 4.3027 standard errors, by a table of Student's t; one: Wilson's, uneven."""
     three = made_row(0.90, 0.92, 0.94, examples=10**9)
-    assert grid.interval(three) == pytest.approx([100 * 4.3027 * 0.02 / 3**0.5] * 2, rel=1e-4)
+    assert tables.interval(three) == pytest.approx([100 * 4.3027 * 0.02 / 3**0.5] * 2, rel=1e-4)
     perfect = made_row(1.0, examples=90)
-    assert grid.interval(perfect) == pytest.approx((384.15 / 93.8415, 0), rel=1e-4, abs=1e-12)
+    assert tables.interval(perfect) == pytest.approx((384.15 / 93.8415, 0), rel=1e-4, abs=1e-12)

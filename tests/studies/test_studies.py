@@ -9,7 +9,7 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.studies import crossval, curves, lr_find, study
+from hsvit_jax.studies import crossval, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -168,21 +168,3 @@ def test_curves_of_runs(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"{runs[2]} is skipped" in said and "short was never evaluated" in said
     assert main.main(["hsvit", "curves", str(runs[2]), f"--out={tmp_path}/d.png"]) == 1
-
-
-def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):
-    """Also a run without validation, of one evaluation, the twelfth, and names as Matplotlib's."""
-    figures = []
-    monkeypatch.setattr(
-        curves.artifacts, "save_figure", lambda figure, path: figures.append(figure)
-    )
-    trained = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
-    tested = [{"step": step, "split": "val", "accuracy": step / 4} for step in (1, 3)]
-    names = ["without", "_a", "$x_$", *(f"run{i}" for i in range(9)), "short"]
-    runs = {name: trained + tested for name in names}
-    curves.draw(runs | {"without": trained, "short": trained + tested[:1]}, tmp_path / "c.png")
-    accuracies, losses = (axes.lines for axes in figures[0].axes)
-    looks = [[(x.get_color(), x.get_linestyle()) for x in lines] for lines in (accuracies, losses)]
-    assert looks[0] == looks[1][1:] and len(set(looks[1])) == len(names)
-    assert accuracies[-1].get_marker() == "o" and accuracies[0].get_marker() == ""
-    assert [text.get_text() for text in figures[0].legends[0].texts] == names
