@@ -337,6 +337,8 @@ class Checkpoints:
         """
         self.wait()
         numbered = arrays.from_lead(self._numbered())
+        if self._mirror and arrays.others():
+            arrays.agree(self._follow)
         order = arrays.from_lead(self._order(which, numbered))
         failures: dict[int, str] = {}
         for step in order:
@@ -361,6 +363,14 @@ class Checkpoints:
             + few((f"step {step}: {why}" for step, why in failures.items()), "; ")
             + ("" if self._read_only else ". Move these steps away to start afresh.")
         )
+
+    def _follow(self) -> None:
+        """Copies what process 0 has sent since: it alone saves."""
+        if jax.process_index():
+            try:
+                self._mirror.pull(everything=False)
+            except storage.StorageError as error:
+                raise Damage(str(error)) from error
 
     def _order(self, which: Which, numbered: list[int]) -> list[int]:
         ranked = _ranked({step: record.metric for step, record in self._records().items()})

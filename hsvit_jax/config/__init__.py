@@ -4,20 +4,20 @@
 
     settings = config.get_config("c2a2:digits,tiny", "train.batch=64")
 
-A name is imported when it is first used: networks, and jax with them, are slow to import, and the
-command line has mistakes to report that need neither.
+A name is imported at its first use: networks and jax are slow to import, and the command line
+reports mistakes that need neither.
 """
 
 import importlib
 from typing import Any
 
-# Module of this package → the names that it gives.
+# Module of this package → the names it exports.
 _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES is_word parse_argument",
     "layers": "Settings",
-    "resolution": "Weights base build_model eval_batch per_channel refuse_unread resolve selection "
-    "title total_steps validate",
-    "schema": "FIRST all_keys describe leaves",
+    "resolution": "Weights base build_model eval_batch per_channel resolve selection title "
+    "total_steps validate",
+    "schema": "FIRST all_keys describe leaves refuse_unread",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",

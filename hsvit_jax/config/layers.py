@@ -10,12 +10,7 @@ from hsvit_jax.config import schema
 
 
 class Words(NamedTuple):
-    """What the words of --config name beside the user's settings.
-
-    Attributes:
-      network: the `model` section of the family and variant.
-      switches: names of switches, in their order.
-    """
+    """The words of --config besides the user's settings: the network's sizes, and switches."""
 
     network: Mapping[str, Any]
     switches: tuple[str, ...]
@@ -24,22 +19,22 @@ class Words(NamedTuple):
 class Settings(ml_collections.ConfigDict):
     """A configuration or one of its sections, which notes the keys that are assigned to it.
 
-    Who assigns a key is its user: `resolve` leaves the value as it is. The program makes a new
-    configuration instead, by `make` or `filled`.
+    Assigned keys are the user's, and `resolve` leaves their values unchanged. The program itself
+    makes new configurations, by `make` or `filled`.
     """
 
     def __init__(self, initial: Any = None, type_safe: bool = True, **options: Any) -> None:
-        object.__setattr__(self, "_noted", set())
-        object.__setattr__(self, "words", None)
+        self._keep((), None)
         super().__init__(initial, type_safe, **options)
         if isinstance(initial, Settings):
             self._keep(initial._noted, initial.words)
         else:
             self._noted.clear()
 
-    def _keep(self, noted: Collection[str], words: Words | None) -> None:
+    def _keep(self, noted: Collection[str], words: Words | None) -> "Settings":
         object.__setattr__(self, "_noted", set(noted))
         object.__setattr__(self, "words", words)
+        return self
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(value, dict | ml_collections.ConfigDict) and not isinstance(value, Settings):
@@ -52,10 +47,8 @@ class Settings(ml_collections.ConfigDict):
         self._keep(state["_noted"], state["words"])
 
     def copy_and_resolve_references(self, visit_map: dict | None = None) -> "Settings":
-        """Returns a deep copy, in which the same keys are noted."""
-        copy = super().copy_and_resolve_references(visit_map)
-        copy._keep(self._noted, self.words)
-        return copy
+        """Returns a deep copy with the same noted keys."""
+        return super().copy_and_resolve_references(visit_map)._keep(self._noted, self.words)
 
     def _own(self, whole: bool = False) -> Iterator[tuple[str, Any]]:
         for key, value in self.items():
@@ -66,7 +59,7 @@ class Settings(ml_collections.ConfigDict):
                 yield key, value
 
     def noted(self, own: Collection[str]) -> "Settings":
-        """Notes keys by 'section.key', those that there are, as the user's; returns itself."""
+        """Notes the existing ones of these 'section.key' as the user's; returns itself."""
         for key, _ in schema.leaves(self):
             if key in own:
                 section, _, name = key.rpartition(".")
@@ -75,27 +68,21 @@ class Settings(ml_collections.ConfigDict):
 
     @property
     def user(self) -> dict[str, Any]:
-        """The settings of the user by 'section.key': words, assignments and overrides."""
+        """The user's settings by 'section.key': words, assignments and overrides."""
         return dict(self._own())
 
     def with_user(self, user: Mapping[str, Any]) -> "Settings":
-        """Returns a configuration whose user set just these values."""
-        return make(dict(schema.leaves(self)) | dict(user), user, self.words)
+        """Returns a configuration in which the user set exactly these values."""
+        return make({**dict(schema.leaves(self)), **user}, user, self.words)
 
     def filled(self, values: Mapping[str, Any]) -> "Settings":
         """Returns a configuration with these values, which are not the user's."""
-        return make(dict(schema.leaves(self)) | dict(values), self.user, self.words)
+        return make({**dict(schema.leaves(self)), **values}, self.user, self.words)
 
 
 def make(
     values: Mapping[str, Any], user: Collection[str] = (), words: Words | None = None
 ) -> Settings:
-    """Makes a locked configuration.
-
-    Args:
-      values: all settings by 'section.key'.
-      user: keys of those that the user set.
-    """
+    """Makes a locked configuration of all settings by 'section.key'; `user` names the user's."""
     made = Settings(traverse_util.unflatten_dict(values, sep=".")).noted(user)
-    made._keep(made._noted, words)
-    return made.lock()
+    return made._keep(made._noted, words).lock()

@@ -1,13 +1,11 @@
 """Reads a configuration: `FILE:words` or `NAME:words`, with `KEY=VALUE` overrides.
 
 A configuration file is Python that defines `get_config(argument)` or registers one family of
-networks (`models.register`); it is run, so use only files you trust. The named networks (`c2a2`,
-`c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see `variants`) need no file and work
-wherever the package is.
+networks (`models.register`). It is executed, so use only files you trust. The named networks
+(`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`) need no file.
 """
 
 import difflib
-import errno
 import math
 import os
 import reprlib
@@ -29,11 +27,6 @@ from hsvit_jax.text import few
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
 
-def _names() -> tuple[str, ...]:
-    """The networks that need no file."""
-    return (*DEFAULT.variants, *variants.siblings())
-
-
 def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     """Reads and validates a configuration.
 
@@ -42,7 +35,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
       settings: 'KEY=VALUE' texts, see `override`.
 
     Raises:
-      ValueError: there is no such file or name, the file fails, or a word, key or value does not
+      ValueError: the file or name does not exist, the file fails, or a word, key or value does not
         fit.
     """
     place, _, argument = spec.partition(":")
@@ -56,9 +49,9 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
 
 
 def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
-    """The `get_config(argument)` of an HSViT or of a sibling family, as the files in configs/ have.
+    """Returns the `get_config(argument)` of an HSViT or of a sibling family.
 
-    Called with an unknown name's, it raises ValueError.
+    The function raises ValueError if the name is unknown.
     """
     name = variants.OF_FILE.get(name, name)
     if name in variants.siblings():
@@ -67,36 +60,36 @@ def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
 
 
 def named_model(name: str) -> dict[str, Any]:
-    """The `model` section of an HSViT, or of a sibling family's default variant.
+    """Returns the `model` section of an HSViT, or of a sibling family's default variant.
 
     Raises ValueError for an unknown name.
     """
     if name in variants.siblings():
         return FAMILIES[name].settings()
-    if name not in (known := _names()):
+    known = (*DEFAULT.variants, *variants.siblings())
+    if name not in known:
         raise ValueError(
-            f"unknown network {name!r}.{words.hint(name, known)} Known: "
-            f"{few(known)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{words.hint(name, known)} Known: {few(known)} (hsvit list), "
+            f"or a file ending in .py ({_EXAMPLE})"
         )
     return DEFAULT.settings(name)
 
 
 def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     """Runs the file and its `get_config`; errors name the line."""
-    named = path.stem, argument
     try:
-        if path.exists() and not path.is_file():  # a pipe may have no end
-            raise OSError(errno.EINVAL, "a directory, pipe or device, not a regular file")
+        if path.exists() and not path.is_file():  # reading a pipe could hang
+            raise OSError(0, "a directory, pipe or device, not a regular file")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        hint = f" {path.parent}/ has {few(others)}." if others else ""
-        if variants.OF_FILE.get(path.stem, path.stem) in _names():
-            hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
+        why = f"{getattr(error, 'strerror', None) or error}."
+        name = variants.OF_FILE.get(path.stem, path.stem)
+        if name in (*DEFAULT.variants, *variants.siblings()):
+            named = ":".join(filter(None, (path.stem, argument)))
+            why += f" The network needs no file: --config={named}"
         elif not path.exists():
-            hint += words.hint(str(path), ())
-        raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
+            why += words.hint(str(path), ())
+        raise ValueError(f"cannot read the config file {path}: {why}") from None
     module = ModuleType(f"hsvit_config_{path.stem}")
     module.__file__ = str(path)
     before = dict(FAMILIES)
@@ -109,20 +102,19 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
         config = module.get_config(argument)
     except Exception as error:  # the file may raise anything
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        module_name = frame.f_globals.get("__name__", "")
-        if isinstance(error, ValueError) and module_name.startswith("hsvit_jax."):
+        package = frame.f_globals.get("__name__", "").startswith("hsvit_jax.")
+        if isinstance(error, ValueError) and package:
             raise
         if isinstance(error, AttributeError) and error.obj is module:
             raise ValueError(
-                f"the config file {path} defines no get_config(argument), and registers no family "
-                "or several"
+                f"the config file {path} needs a get_config(argument), or must register one family"
             ) from None
         raise ValueError(
             f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(config, Settings):
         raise ValueError(
-            f"get_config of {path} returned {type(config).__name__}; expected a configuration as "
+            f"get_config of {path} returned {type(config).__name__}; return a configuration as "
             "hsvit_jax.config.base makes it"
         )
     return config
@@ -136,29 +128,27 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 
 def override(config: Settings, settings: Sequence[str]) -> Settings:
-    """Returns a configuration with overrides, and what follows from them.
+    """Returns a configuration with overrides, and with what follows from them.
 
     Args:
       settings: 'KEY=VALUE' texts, parsed by `schema.Key.parse`; the last one of a key counts.
         Setting only one of train.epochs and train.steps makes the other 0.
 
     Raises:
-      ValueError: an unknown key, a value outside the key's range, or a key that only names a choice
-        of --config.
+      ValueError: an unknown key, a value outside its range, or a key that only --config sets.
     """
     known, given = dict(schema.leaves(config)), dict[str, Any]()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if key not in known:
             raise ValueError(_unknown(key, list(known)))
+        shown = schema.shown(known[key])
         if not equals:
-            raise ValueError(
-                f"{key} needs a value, as in --config.{key}={schema.shown(known[key])}"
-            )
+            raise ValueError(f"{key} needs a value, as in --config.{key}={shown}")
         if key in schema.LABELS or (key == "data.name" and not words.names_kind(text)):
             raise ValueError(
-                f"{key} follows from --config and cannot be set to {text!r} alone: name the "
-                f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
+                f"{key} cannot be set to {text!r} alone: name the network by its file, the data "
+                f"set and recipe after the colon ({_EXAMPLE})"
             )
         entry = schema.of(key, config.model)
         try:
@@ -166,9 +156,9 @@ def override(config: Settings, settings: Sequence[str]) -> Settings:
         except (ValueError, OverflowError):
             value = math.nan
         if not entry.fits(value):
-            before = schema.shown(known[key]) or "empty"
             raise ValueError(
-                f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was {before})"
+                f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was "
+                f"{shown or 'empty'})"
             )
         given[key] = value
     user = config.user
@@ -179,17 +169,16 @@ def override(config: Settings, settings: Sequence[str]) -> Settings:
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    """Suggests known keys for an unknown one: what it means elsewhere, or the closest."""
-    section = [k for k in known if k.startswith(f"{key}.")]
-    if section:
+    """Suggests known keys for an unknown one: another program's meaning, or the closest."""
+    if section := [k for k in known if k.startswith(f"{key}.")]:
         return f"{key} is a section; its keys are {few(section)}"
-    leaf = key.rpartition(".")[2]
     near = synonyms.meant(key, [*known, "--workdir"])
     if not near and (others := synonyms.meant(key, schema.all_keys())):
         return f"unknown configuration key {key!r}: no {others[0]} in this network"
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
-        words = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], 1, 0.6)
-        near = [k for k in known if words and k.rpartition(".")[2] == words[0]]
+        last = {k.rpartition(".")[2]: k for k in reversed(known)}
+        found = difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.6)
+        near = [last[name] for name in found]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {few(known)}"
     return f"unknown configuration key {key!r}; {hint}"

@@ -1,11 +1,10 @@
 """The schema of a configuration: meaning, type, range, default and condition of each key.
 
-The keys of `model` are declared by the networks' config dataclasses (`models.settings`), all others
-by the table below. The default configuration, validation, the parsing of `--config.KEY=VALUE`,
-`--help`, the tables in docs/ and the error on a setting without effect derive from both.
+The networks' config dataclasses declare the keys of `model` (`models.settings`); the table below
+declares all others. Defaults, validation, parsing, `--help`, the tables in docs/ and the error on a
+setting without effect derive from both.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,12 +14,13 @@ import ml_collections
 from hsvit_jax.models import FAMILIES, UnknownFamily
 from hsvit_jax.models.settings import ON, Key
 
-MOST_STEPS = 2**31 - 1  # the step is counted in 32 bits
+# The step is counted in 32 bits.
+MOST_STEPS = 2**31 - 1
 
-#: Keys that follow from --config and are not set alone.
+#: Keys that follow from --config and cannot be set alone.
 LABELS = ("recipe", "model.family", "model.variant", "model.backbone")
 
-#: Keys that people change first, which --help shows; --helpfull has all.
+#: Keys that --help shows; --helpfull shows all.
 FIRST = (
     *("train.epochs", "train.batch", "train.patience", "train.eval_every", "train.select_on"),
     *("optim.learning_rate", "optim.weight_decay", "data.image_size", "data.val_fraction"),
@@ -40,23 +40,22 @@ def _choice(meaning: str, *choices: Any, **more: Any) -> Key:
     return Key(meaning, kind=type(choices[0]), choices=choices, **more)
 
 
-def _each(key: Key, default: Any = None) -> Key:
-    return dataclasses.replace(key, several=True, default=default)
-
-
 # Reasons of keys, see `Key.fixed`.
 _PIXELS = "the network learned from pixels normalised so"
 _CHOSEN = "the best checkpoint so far was chosen by it"
-#: A run that goes on from a checkpoint may leave these out.
-STARTED = "the training started with it, and goes on from its checkpoint"
+#: A run that resumes from a checkpoint may leave these out.
+STARTED = "the training started with it and resumes from its checkpoint"
+_MOMENTS = "the optimizer's moments are part of the training state"
+_AVERAGE = "whether there is a moving average is part of the training state"
+_TRAINED = "what is trained is part of the training state"
 # Conditions of keys, see `Key.when`.
 _MIXES = {"mix_probability": ON}
 _MIXING = {"mixup": ON, "cutmix": ON}
 _RAND_AUGMENT = {"rand_augment_ops": ON}
 _SECOND_MOMENT = ("adamw", "nadamw", "lamb", "lion", "muon")
-_MEASURED = ("val", "test", "macro_f1")
+_SELECTS = {"train.select_on": ("val", "test", "macro_f1")}
 
-#: Keys outside `model`, with what the recipes start from: most of the strong one.
+#: Keys outside `model`. Recipes start from their defaults, most of which are the strong recipe's.
 KEYS: Mapping[str, Key] = {
     "seed": _whole("seed of every random number of the run", 0, 2**32 - 1),
     "recipe": _choice(
@@ -67,64 +66,51 @@ KEYS: Mapping[str, Key] = {
         "data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME", default="cifar10"
     ),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
-    "data.fit": _choice(
-        "fitting of photos: cropped, padded with black, or stretched to the image size",
-        *("crop", "pad", "stretch"),
+    "data.fit": _choice("fitting of photos to the image size", "crop", "pad", "stretch"),
+    "data.image_size": _whole(
+        "image height,width in pixels; empty: the data set's", 1, 2**13, several=True
     ),
-    "data.image_size": _each(
-        _whole("image height and width in pixels, such as 32,48; empty: the data set's", 1, 2**13)
-    ),
-    "data.channels": _whole(
-        "image channels; 0: the data set's, else 1 or 3 (of a converted network others)", 0, 1024
-    ),
+    "data.channels": _whole("image channels, 1 or 3; 0: the data set's", 0, 1024),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),
-    "data.mean": _each(
-        _number(
-            "mean of each channel, pixels in [0, 1]; empty: the data set's", 0, 1, fixed=_PIXELS
-        )
+    "data.mean": _number(
+        "mean of each channel in [0, 1]; empty: the data set's", 0, 1, several=True, fixed=_PIXELS
     ),
-    "data.std": _each(
-        _positive(
-            "standard deviation of each channel; empty: the data set's", high=1.0, fixed=_PIXELS
-        )
+    "data.std": _positive(
+        "standard deviation of each channel; empty: the data set's",
+        high=1.0,
+        several=True,
+        fixed=_PIXELS,
     ),
     "data.val_fraction": _number(
         "fraction of the training images held out for validation", 0.0, 0.8, default=0.1
     ),
     "data.fraction": _positive(
-        "fraction of each class's training and validation images that is used; smaller ones lie "
-        "within larger ones",
-        high=1.0,
-        default=1.0,
+        "fraction of each class's training and validation images in use", high=1.0, default=1.0
     ),
     "data.balance": _choice(
-        "for uneven (imbalanced) classes: weights in the loss, or equally many draws of each",
+        "balance of uneven classes: by weights in the loss, or by equally many draws",
         *("none", "weights", "sample"),
     ),
-    "data.repeats": _whole(
-        "repeated augmentation: how often an epoch shows an image, of 1/n of the images", 1, 64
-    ),
+    "data.repeats": _whole("repeated augmentation: views of an image in an epoch", 1, 64),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
     "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096, default=4),
-    "augment.random_resized_crop": _each(
-        _positive("smallest and largest area of a random resized crop; empty: none", high=1)
+    "augment.random_resized_crop": _positive(
+        "smallest and largest area of a random resized crop; empty: none", high=1, several=True
     ),
     "augment.flip": _flag("random horizontal flips", default=True),
-    "augment.rand_augment_ops": _whole(
-        "RandAugment operations per image; 0: none", 0, 64, default=2
-    ),
+    "augment.rand_augment_ops": _whole("RandAugment operations of an image", 0, 64, default=2),
     "augment.rand_augment_magnitude": _whole(
         "RandAugment magnitude", 0, 30, default=9, when=[_RAND_AUGMENT]
     ),
     "augment.rand_augment_kind": _choice(
-        "ops and ranges of RandAugment; timm: as its m9-mstd0.5-inc1",
+        "RandAugment's operations and ranges; timm: as m9-mstd0.5-inc1",
         *("torchvision", "timm"),
         when=[_RAND_AUGMENT],
     ),
-    "augment.trivial_augment": _flag("TrivialAugment in place of RandAugment"),
+    "augment.trivial_augment": _flag("TrivialAugment instead of RandAugment"),
     "augment.erasing": _number("probability of random erasing", 0.0, 1.0, default=0.25),
     "augment.erasing_noise": _flag(
-        "erased boxes are filled with noise, not the mean", when=[{"erasing": ON}], off=False
+        "fill erased boxes with noise, not the mean", when=[{"erasing": ON}], off=False
     ),
     "augment.mixup": _number(
         "alpha of MixUp; 0: none", 0.0, 1000.0, default=0.8, when=[_MIXES], off=0.0
@@ -133,10 +119,10 @@ KEYS: Mapping[str, Key] = {
         "alpha of CutMix; 0: none", 0.0, 1000.0, default=1.0, when=[_MIXES], off=0.0
     ),
     "augment.mix_probability": _number(
-        "probability that a batch is mixed", 0.0, 1.0, default=0.5, when=[_MIXING], off=0.0
+        "probability of mixing a batch", 0.0, 1.0, default=0.5, when=[_MIXING], off=0.0
     ),
     "augment.mix_until": _positive(
-        "share of the run after which no batch is mixed",
+        "share of the run that mixes batches",
         high=1.0,
         default=1.0,
         when=[_MIXING, _MIXES],
@@ -148,43 +134,43 @@ KEYS: Mapping[str, Key] = {
         "length of the run in epochs, where train.steps is 0", 0.0, 1e6, default=100.0
     ),
     "train.steps": _whole("length of the run in steps, where train.epochs is 0", 0, MOST_STEPS),
-    "train.accumulate": _whole(
-        "parts of a batch whose gradients are computed one after another and averaged", 1, 2**16
-    ),
+    "train.accumulate": _whole("parts of a batch whose gradients are averaged", 1, 2**16),
     "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS, default=10),
-    "train.loggers": _each(
-        _choice("services that show the metrics", "tensorboard", "wandb", "mlflow"),
+    "train.loggers": _choice(
+        "services that show the metrics",
+        *("tensorboard", "wandb", "mlflow"),
+        several=True,
         default=("tensorboard",),
     ),
     "train.eval_every": _whole("epochs between evaluations", 1, MOST_STEPS),
     "train.ema_decay": _rate(
-        "decay of the exponential moving average of the weights; 0: none",
-        default=0.999,
-        fixed="whether there is a moving average is part of the training state",
+        "decay of the weights' moving average; 0: none", default=0.999, fixed=_AVERAGE
     ),
     "train.bad_steps_limit": _whole(
         "consecutive non-finite steps that end the run", 1, MOST_STEPS, default=3
     ),
     "train.select_on": _choice(
-        "what selects the best checkpoint: accuracy on a split, macro-averaged F1 on val, or "
-        "nothing: the last is taken",
-        *(*_MEASURED, "last"),
+        "selection of the best checkpoint: accuracy on val or test, or macro F1 on val",
+        *("val", "test", "macro_f1", "last"),
         fixed=_CHOSEN,
     ),
     "train.patience": _whole(
-        "evaluations without a better one that end the run (early stopping); 0: none", 0, MOST_STEPS
+        "early stopping: evaluations without a better one that end the run; 0: none",
+        0,
+        MOST_STEPS,
+        when=[_SELECTS],
+        off=0,
     ),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch / train.accumulate", 0, 2**20),
     "eval.tta": _choice(
-        "test-time augmentation, mean logits: flip: of an image and its mirror image; shift: of "
-        "both, moved by one pixel each way too",
+        "test-time augmentation, mean logits; shift: flips and moves by one pixel",
         *("none", "flip", "shift"),
         fixed=_CHOSEN,
     ),
     "optim.name": _choice(
-        "optimizer, with decoupled weight decay; muon: on kernels, Adam on other parameters",
+        "optimizer, with decoupled weight decay; muon: on kernels, Adam elsewhere",
         *("adamw", "nadamw", "sgd", "lamb", "lion", "muon"),
-        fixed="the optimizer's moments are part of the training state",
+        fixed=_MOMENTS,
     ),
     "optim.learning_rate": _positive("peak learning rate", high=1e3, default=1e-3),
     "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3, default=0.05),
@@ -192,14 +178,14 @@ KEYS: Mapping[str, Key] = {
         "weight decay on biases, norms and positions too", when=[{"weight_decay": ON}], off=False
     ),
     "optim.warmup_epochs": _number(
-        "epochs of linear warm-up; -1: the recipe's, at most a tenth of the run",
+        "epochs of warm-up; -1: the recipe's, at most a tenth of the run",
         0.0,
         1e6,
         besides=(-1.0,),
         default=-1.0,
     ),
     "optim.schedule": _choice(
-        "decay of the rate to zero after warm-up (a constant rate: optim.cosine_per=never)",
+        "decay of the rate to zero after warm-up",
         *("cosine", "linear"),
         when=[{"cosine_per": ("epoch", "step")}],
     ),
@@ -209,46 +195,35 @@ KEYS: Mapping[str, Key] = {
         default="step",
     ),
     "optim.layer_decay": _positive(
-        "factor of the learning rate from a block to the one before it; 1: none",
-        high=1.0,
-        default=1.0,
+        "factor of the learning rate from a block to the one before; 1: none", high=1.0, default=1.0
     ),
     "optim.clip_norm": _number(
         "largest global norm of the gradient; 0: no clipping", 0.0, 1e9, default=1.0
     ),
-    "optim.beta1": _rate(
-        "decay rate of the first moment; momentum of sgd; muon has 0.95 on kernels", default=0.9
-    ),
+    "optim.beta1": _rate("decay rate of the first moment; momentum of sgd", default=0.9),
     "optim.beta2": _rate(
         "decay rate of the second moment", default=0.999, when=[{"name": _SECOND_MOMENT}]
     ),
     "init.from": _text(
-        "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights",
-        fixed=STARTED,
+        "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights", fixed=STARTED
     ),
     "init.classifier": _choice(
-        "classifier of init.from: matched by class name and new for other classes, kept as it is, "
-        "new, or without a first background class",
+        "classifier of init.from: matched by class name, kept, new, or without its first class",
         *("match", "keep", "new", "drop_first"),
         fixed=STARTED,
     ),
     "init.stem": _choice(
-        "first layer of init.from: as it is, or refitted to other image channels",
+        "first layer of init.from: kept, or refitted to other image channels",
         *("keep", "refit"),
         fixed=STARTED,
     ),
     "init.positions": _choice(
-        "positions of init.from: as they are, or resized to the image",
-        *("keep", "resize"),
-        fixed=STARTED,
+        "positions of init.from: kept, or resized to the image", "keep", "resize", fixed=STARTED
     ),
     "init.whiten": _flag(
         "random weights whose first convolution whitens image patches (HSViT)", fixed=STARTED
     ),
-    "init.freeze": _text(
-        "frozen parts of the network, separated by commas",
-        fixed="what is trained is part of the training state",
-    ),
+    "init.freeze": _text("frozen parts of the network, separated by commas", fixed=_TRAINED),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),
     "mesh.group": _whole(
         "devices on the group axis; -1: the remaining ones", 1, 2**20, besides=(-1,)
@@ -257,18 +232,15 @@ KEYS: Mapping[str, Key] = {
         "devices on the data axis; -1: the remaining ones", 1, 2**20, besides=(-1,), default=-1
     ),
     "mesh.aggregate": _choice(
-        "sum of the groups' CLS tokens: by one all-reduce, in the groups' order, or in bfloat16",
+        "sum of the groups' CLS tokens: one all-reduce, in the groups' order, or in bfloat16",
         *("psum", "ordered", "bf16"),
     ),
     "mesh.gradients": _choice("format of gradients sent between devices", "float32", "bf16"),
     "checkpoint.every": _whole(
-        "epochs between checkpoints; an evaluation that may be the best writes one too",
-        *(1, MOST_STEPS),
+        "epochs between checkpoints; a best evaluation saves one too", 1, MOST_STEPS
     ),
     "checkpoint.keep_latest": _whole("number of latest checkpoints kept", 1, 10_000, default=2),
-    "checkpoint.keep_best": _whole(
-        "number of best checkpoints kept", 1, 10_000, when=[{"train.select_on": _MEASURED}]
-    ),
+    "checkpoint.keep_best": _whole("number of best checkpoints kept", 1, 10_000, when=[_SELECTS]),
 }
 
 #: Keys of every `model` section.
@@ -280,7 +252,7 @@ OF_MODELS: Mapping[str, Key] = {
 
 
 def all_keys() -> list[str]:
-    """Every key by its sections and name, those of all networks among them."""
+    """Returns every key as 'section.name', including those of all networks."""
     names = dict.fromkeys(name for family in FAMILIES.values() for name in family.keys)
     keys = (*KEYS, *(f"model.{name}" for name in (*OF_MODELS, *names)))
     return [key for key in keys if key not in LABELS]
@@ -297,14 +269,14 @@ def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tupl
 
 
 def of(path: str, model: Mapping[str, Any]) -> Key:
-    """Looks up the entry of a key such as 'train.batch' or 'model.depth'.
+    """Looks up a key such as 'train.batch' or 'model.depth'.
 
     Args:
       path: sections and name, joined by points.
-      model: the `model` section, whose family decides what some of its keys mean.
+      model: the `model` section, whose family declares its keys.
 
     Raises:
-      ValueError: there is no such key.
+      ValueError: no such key exists.
     """
     section, _, name = path.partition(".")
     entry = KEYS.get(path) if section != "model" else OF_MODELS.get(name)
@@ -319,19 +291,20 @@ def of(path: str, model: Mapping[str, Any]) -> Key:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError for the first value that is outside its key's range."""
+    """Raises ValueError for the first value outside its key's range."""
     for path, value in leaves(config):
         of(path, config.model).check(path, value)
 
 
-def unread(config: ml_collections.ConfigDict, keys: Iterable[str]) -> str:
-    """Returns a sentence on the first of these keys that others leave without effect, or ''.
+def refuse_unread(config: ml_collections.ConfigDict, own: Iterable[str] | None = None) -> None:
+    """Raises ValueError for a setting that others leave without effect.
 
     Args:
-      keys: those that the user set.
+      config: resolved, as the number of images may choose the recipe.
+      own: keys to check; all of the user's by default.
     """
     values = dict(leaves(config))
-    for path in filter(values.__contains__, keys):
+    for path in filter(values.__contains__, config.user if own is None else own):
         key, section = of(path, config.model), path.rpartition(".")[0]
         if key.off is not None and values[path] == key.off:
             continue
@@ -340,30 +313,29 @@ def unread(config: ml_collections.ConfigDict, keys: Iterable[str]) -> str:
             needed = {name: wanted for name, wanted in needed.items() if name in values}
             if needed and not any(values[name] in wanted for name, wanted in needed.items()):
                 others = " and ".join(f"{name}={shown(values[name])}" for name in needed)
-                return (
-                    f"{path} has no effect with {others}: set {' or '.join(needed)} too, or leave "
-                    f"{path} out"
+                raise ValueError(
+                    f"{path} has no effect with {others}: set {' or '.join(needed)} too, or remove "
+                    f"{path}"
                 )
-    return ""
 
 
 def shown(value: Any) -> str:
-    """Formats a value as it is written on the command line."""
+    """Formats a value as the command line takes it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(config: ml_collections.ConfigDict, reads: Callable[[str], bool]) -> str:
-    """Lists settings as the flags that set them, with meaning and range, for --help.
+    """Lists settings as flags with meaning and range, for --help.
 
     Args:
-      reads: whether a key is listed; those of `LABELS` are not.
+      reads: whether to list a key.
     """
     lines = []
     for key, value in leaves(config):
-        if key in LABELS or not reads(key):
-            continue
-        entry = of(key, config.model)
-        lines += [f"  --config.{key}={shown(value)}", f"      {entry.meaning}; {entry.expected}"]
+        if key not in LABELS and reads(key):
+            entry = of(key, config.model)
+            lines += [f"  --config.{key}={shown(value)}"]
+            lines += [f"      {entry.meaning}; {entry.expected}"]
     return "\n".join(lines)

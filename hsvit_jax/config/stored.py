@@ -14,7 +14,7 @@ from hsvit_jax.config import schema, words
 from hsvit_jax.config.layers import Settings
 from hsvit_jax.models import DEFAULT, FAMILIES, UnknownFamily
 
-# Settings that stand in the folder's name already, or that do not change a run's results.
+# Settings that the folder's name holds already, or that do not change a run's results.
 _SAME_RUN = (
     *("seed", "init.cache", "data.name", "data.dir", "mesh.data", "mesh.group"),
     *("train.log_every", "train.loggers", "eval.batch"),
@@ -47,14 +47,13 @@ def default_workdir(config: Settings, spec: str, settings: Sequence[str] = ()) -
     kind, _, path = config.data.name.partition("=")
     place, slash, last = os.path.normpath(path).rpartition("/")
     data = "-".join([kind, *[last] * bool(path), *[_digest(place)] * bool(slash)])
-    given = [word.strip() for word in argument.split(",")]
+    given = words.split(argument)
     variant = [config.model.variant] if config.model.family != DEFAULT.name else []
     switches = [word for word in words.SWITCHES if word in given]
     named = "recipe" in config.user or config.data.name in words.DATA_SETS
     recipe = [config.recipe] if named else []  # else the number of images decides
     parts = [stem, *variant, data, *recipe, *switches]
-    last = dict(setting.partition("=")[::2] for setting in settings)
-    for key, value in sorted(last.items()):
+    for key, value in sorted(dict(setting.partition("=")[::2] for setting in settings).items()):
         if key == "init.from":
             place, _, stem = value.rstrip("/").rpartition("/")
             value = f"{stem}-{_digest(value)}" if place else stem
@@ -68,12 +67,11 @@ def default_workdir(config: Settings, spec: str, settings: Sequence[str] = ()) -
 
 
 def _digest(text: str) -> str:
-    """Tells apart what a name leaves out."""
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:6]
 
 
 def to_tree(config: Settings) -> dict[str, Any]:
-    """Returns a configuration as a dictionary, with what its user set under 'user'."""
+    """Returns a configuration as a dictionary, with the user's settings under 'user'."""
     return {**config.to_dict(), "user": config.user}
 
 
@@ -85,8 +83,7 @@ def to_json(config: Settings) -> str:
 def from_json(text: str) -> Settings:
     """Reads a configuration that `to_json` wrote; lists become tuples.
 
-    Sections that there are no more are left out. Raises ValueError if the text holds no JSON
-    object.
+    Sections of older versions are dropped. Raises ValueError unless the text is a JSON object.
     """
 
     def tuples(section: dict[str, Any]) -> dict[str, Any]:
@@ -100,15 +97,17 @@ def from_json(text: str) -> Settings:
 
 
 def completed(stored: Mapping[str, Any]) -> Settings:
-    """Reads a configuration from the metadata of a checkpoint or file, and adds the keys that are
-    newer, its network's too; their defaults are what was done before."""
+    """Reads a configuration from a checkpoint's metadata and adds newer keys.
+
+    The defaults of these keys, also the network's, are what older versions did.
+    """
     config = from_json(json.dumps(stored))
-    initial = {path: key.initial for path, key in schema.KEYS.items()}
-    sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model
     if model.family not in FAMILIES:
         raise UnknownFamily(model.family)
     family = FAMILIES[model.family]
+    initial = {path: key.initial for path, key in schema.KEYS.items()}
+    sections = traverse_util.unflatten_dict(initial, sep=".")
     sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
     whole = ml_collections.ConfigDict(sections, type_safe=False)
     whole.update(config.to_dict())

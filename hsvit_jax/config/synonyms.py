@@ -1,6 +1,6 @@
-"""What other programs call the keys, flags, words, networks and commands of this one.
+"""Other programs' names for the keys, flags, words, networks and commands of this one.
 
-The table is `synonyms.toml` beside this file; it is asked before near spellings.
+`synonyms.toml` beside this file holds them; they take precedence over near spellings.
 """
 
 import functools
@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _QUALIFYING = ("num", "nb", "n", "max", "total", "per", "device", "global", "train", "use", "do")
-_KINDS = r"(folder|csv|tfds|hf)(?:ds)?[:/](.+)"  # as timm names data sets, or with another mark
+# timm names data sets so; other marks are accepted too.
+_KINDS = r"(folder|csv|tfds|hf)(?:ds)?[:/](.+)"
 
 
-def _plain(word: str, leave_out: Iterable[str] = ()) -> str:
-    """A word without capitals and marks, in which programs differ."""
+def _plain(word: str, without: Iterable[str] = ()) -> str:
+    """Removes capitals and marks, which differ between programs."""
     words = re.split(r"[\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", word).lower())
-    return "".join(part for part in words if part not in leave_out)
+    return "".join(part for part in words if part not in without)
 
 
 @functools.cache
@@ -26,7 +27,7 @@ def _table(name: str) -> dict[str, list[str]]:
 
 
 def meant(word: str, known: Iterable[str]) -> list[str]:
-    """What of ours a word of another program means: of `known`, else advice.
+    """Returns the `known` names that another program's word stands for, else advice.
 
     Args:
       word: a key with its sections, of which the last counts too, a flag or any other word.
@@ -46,7 +47,7 @@ def meant(word: str, known: Iterable[str]) -> list[str]:
 
 
 def network(name: str) -> str:
-    """The network that other programs call `name`, as 'resnet:18' for 'resnet18'; '' for none."""
+    """Returns our name of another program's network, as 'resnet:18' for 'resnet18', or ''."""
     text, networks = _plain(name), _table("networks")
     found = {part: ours for ours, parts in networks.items() for part in parts if part in text}
     return found[max(found, key=len)] if found else ""

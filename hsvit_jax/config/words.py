@@ -12,14 +12,14 @@ DATA_SETS = (
     *("domainnet/clipart", "domainnet/infograph", "domainnet/painting"),
     *("domainnet/quickdraw", "domainnet/real", "domainnet/sketch", "imagenet"),
 )
-#: Data sets that are named by an argument.
+#: Data sets that an argument names.
 DATA_KINDS = ("folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>")
 #: Recipes, each in a phrase.
 RECIPES: Mapping[str, str] = {
     "strong": "the default: 100 epochs (digits 12), with much augmentation",
     "fast": "a dozen epochs, with crop and flip alone",
-    "paper": "that of the network's own paper, often 300 epochs",
-    "small": "the default for few images of one's own, from whose number the length follows",
+    "paper": "the recipe of the network's paper, often 300 epochs",
+    "small": "the default for few custom images; their number sets the length",
     "finetune": "for the weights of init.from: a low rate and a new classifier",
 }
 ABLATIONS = {"conv_only": "HSViT without attention", "attention_only": "without convolutions"}
@@ -29,8 +29,7 @@ SWITCHES: Mapping[str, str] = {
     "bf16": "computation in bfloat16",
     **ABLATIONS,
 }
-
-_EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
+COMMON = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
 
 
 def names_kind(word: str) -> bool:
@@ -48,9 +47,16 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
+def split(argument: str | None) -> list[str]:
+    """Splits the text after the colon into words."""
+    return [word.strip() for word in (argument or "").split(",") if word.strip()]
+
+
 def hint(word: str, known: Iterable[str], family: str = "") -> str:
-    """' Did you mean …?' of an unknown word: a path by its kind, what other programs mean by it, of
-    a `family` a variant, or the closest known word."""
+    """Returns ' Did you mean …?' for an unknown word.
+
+    It proposes the kind of a path, other programs' words, a variant of `family`, or a near word.
+    """
     if os.path.exists(word):
         return f" Did you mean {'csv' if word.endswith('.csv') else 'folder'}={word}?"
     network = synonyms.network(f"{family} {word}".lstrip())
@@ -60,24 +66,26 @@ def hint(word: str, known: Iterable[str], family: str = "") -> str:
 
 
 def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
-    """Splits the text after the colon into (data set, recipe, switches).
+    """Parses the text after the colon into (data set, recipe, switches), in any order.
 
-    The order of words does not matter; no word means cifar10 by the strong recipe.
-
-    Raises:
-      ValueError: a word is unknown, or there is a second data set or recipe.
+    The defaults are cifar10 and strong. Raises ValueError for an unknown word, and for a second
+    data set or recipe.
     """
-    words = list(filter(None, (word.strip() for word in (argument or "").split(","))))
+    words = split(argument)
     for word in words:
         if not is_word(word):
-            known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
-            raise ValueError(
-                f"unknown word {word!r} after the colon.{hint(word, known)} Known: "
-                f"{few(known)} ({_EXAMPLE}; a path with a comma: --config.data.name=KIND=PATH)"
-            )
+            raise unknown(word, COMMON)
     data = [word for word in words if _is_data(word)] or ["cifar10"]
     recipe = [word for word in words if word in RECIPES] or ["strong"]
     for kind, given in (("data set", data), ("recipe", recipe)):
         if len(given) > 1:
-            raise ValueError(f"one {kind} at a time; got {' and '.join(given)} ({_EXAMPLE})")
+            raise ValueError(f"one {kind} at a time; got {' and '.join(given)}: remove one of them")
     return data[0], recipe[0], tuple(word for word in words if word in SWITCHES)
+
+
+def unknown(word: str, known: Iterable[str], family: str = "") -> ValueError:
+    """Returns the error for an unknown word, with the known ones."""
+    return ValueError(
+        f"unknown word {word!r} after the colon.{hint(word, known, family)} Known: {few(known)} "
+        "(a path with a comma: --config.data.name=KIND=PATH)"
+    )

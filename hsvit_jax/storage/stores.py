@@ -1,5 +1,6 @@
 """File systems behind URLs, as fsspec opens them, with a limit of time and errors in one line."""
 
+import functools
 import logging
 import os
 import queue
@@ -64,7 +65,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it warns of each request to an emulator
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what `explain` reports
     scheme, _, rest = url.partition("://")
     if "@" in rest.partition("/")[0]:
         raise StorageError(
@@ -73,7 +74,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         )
     try:
         options = {"auto_mkdir": True} if scheme in ("file", "local") else {}
-        store = within(25, fsspec.filesystem, scheme, **options)
+        store = within(25, _opener(scheme), **options)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         install = f"'hsvit_jax[{extra}]'" if extra else "the library that fsspec names"
@@ -84,6 +85,17 @@ def filesystem(url: str) -> tuple[Any, str]:
     except Exception as error:  # a library's own, of any kind
         raise explain(url, error) from None
     return store, store._strip_protocol(url)
+
+
+def _opener(scheme: str) -> Callable[..., Any]:
+    """Returns what opens a scheme's file systems."""
+    import fsspec
+
+    if _EXTRAS.get(scheme) != "gcs":
+        return functools.partial(fsspec.filesystem, scheme)
+    from gcsfs.core import GCSFileSystem  # fsspec's own looks up each bucket's kind, for seconds
+
+    return GCSFileSystem
 
 
 def within(

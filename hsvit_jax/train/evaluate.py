@@ -187,7 +187,7 @@ def padded_batches(
     Yields:
         (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). The last batch is padded
         with copies of its own first example, which change no maximum over the batch
-        (`Mixing.batch_coupling`).
+        (`model.batch_coupling`).
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):

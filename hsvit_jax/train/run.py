@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -96,7 +95,7 @@ def train(
         if not (begun := (workdir / "checkpoints").is_dir()):  # before data are read for nothing
             init_from.refuse_random(config)
         kind, _, place = name.partition("=")
-        gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
+        gone = kind in ("folder", "csv") and not data.is_there(place)
         if begun and gone and dataset is None:
             raise ValueError(
                 f"{name} is not there, with which the run in {given} was begun. To go on with "

@@ -114,10 +114,10 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
     ("body", "message"),
     [
         ("x = (", "failed in line 2: SyntaxError"),
-        ("x = 1", r"defines no get_config\(argument\)"),
+        ("x = 1", r"needs a get_config\(argument\)"),
         ("\nraise RuntimeError('boo')", "failed in line 3: RuntimeError: boo"),
         ("import no_such_module", "ModuleNotFoundError"),
-        ("def get_config(argument):\n    return {}", "returned dict; expected a config"),
+        ("def get_config(argument):\n    return {}", "returned dict; return a config"),
         ("def get_config(argument):\n    return int('x')", "failed in line 3: ValueError"),
         (
             "def get_config(argument):\n    return config.base('digit', {})",
@@ -145,8 +145,7 @@ def test_a_file_that_fails_is_told_with_its_line(tmp_path, body, message):
 
 
 def test_a_file_or_name_that_is_not_there(tmp_path):
-    (tmp_path / "other.py").write_text("")
-    with pytest.raises(ValueError, match=r"No such file.* has other.py"):
+    with pytest.raises(ValueError, match=r"No such file"):
         config_lib.get_config(f"{tmp_path}/mine.py:digits")
     with pytest.raises(ValueError, match=r"'c2a3'. Did you mean c2a2\?"):
         config_lib.get_config("c2a3:digits")

@@ -23,7 +23,6 @@ def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
     """No figure of it is left over from hsvit's."""
     decided = {f"{part}.{key}" for part in ("augment", "optim") for key in recipe_of("c2a2")[part]}
     decided |= {"train.batch", "train.epochs", "train.ema_decay"}
-    decided -= {"optim.layer_decay"}  # for pretrained weights
     decided |= {"init.freeze"} if family == "hsvit_backbone" else set()
     model = {"family": family, "variant": ""}
     found = set(recipes.values("paper", model, data_set)) - {"data.image_size", "data.repeats"}

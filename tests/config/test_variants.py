@@ -50,11 +50,11 @@ def test_words_choose_the_variant(spec, variant, data):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("vix:vim", r"unknown word 'vim' after the colon. Did you mean vi\w\? Known variants of"),
+        ("vix:vim", r"unknown word 'vim' after the colon. Did you mean vi\w\? Known: vit"),
         ("vix:vin,hybird", r"'hybird' after the colon. Did you mean hybrid\?"),
         ("vix:vin,cifar1O", r"'cifar1O' after the colon. Did you mean cifar10\?"),
         ("vix:vin,csv=a,b/c", r"'b/c' .* a comma: --config.data.name=KIND=PATH"),
-        ("vix:vin,vit", r"^vin,vit names no variant of vix.* Known variants of vix: vit, vip"),
+        ("vix:vin,vit", r"^vin,vit names no variant of vix.* Known: vit, vip"),
         ("vix:fnet,rope", "fnet,rope names no variant"),
         (
             "vix:hybrid,rope",

@@ -135,10 +135,9 @@ def test_a_step_without_its_marker_does_not_exist_and_is_sent_anew(store):
 
 def test_two_runs_in_a_folder_are_refused_and_a_dead_one_frees_itself(store, monkeypatch):
     first = other()
-    with first.owned():
-        with pytest.raises(storage.StorageError, match=r"another run, process \d+ .* --workdir"):
-            with other().owned():
-                pass
+    refused = pytest.raises(storage.StorageError, match=r"another run, process \d+ .* --workdir")
+    with first.owned(), refused, other().owned():
+        pass
     lock = {"run": "1", "host": "elsewhere", "pid": 1, "machine": "another", "beat": 7}
     store.pipe_file("/bucket/run/.lease", json.dumps(lock).encode())
     with other().owned():
@@ -197,10 +196,10 @@ def test_a_short_outage_is_one_warning(store, monkeypatch):
 def test_a_long_outage_names_the_last_good_step(store, monkeypatch, error, words):
     monkeypatch.setattr(mirror, "PATIENCE", 0.1)
     copy = other()
-    with pytest.raises(storage.StorageError, match=f"{words}.*the last step there is 3"):
-        with copy.owned():
-            add_step(copy, 3)
-            copy.flush()
+    ended = pytest.raises(storage.StorageError, match=f"{words}.*the last step there is 3")
+    with ended, copy.owned():
+        add_step(copy, 3)
+        copy.flush()
             fail_puts(monkeypatch, store, 99, error)
             add_step(copy, 4)
             copy.flush()

@@ -290,7 +290,7 @@ def test_repeated_augmentation():
     )
     plain = batches.make_epoch_order(70, 0)(0)
     np.testing.assert_array_equal(np.sort(ids[ids < 70]), np.sort(plain[:24]))
-    with pytest.raises(ValueError, match="both say which images"):
+    with pytest.raises(ValueError, match="both choose an epoch"):
         train.prepare(small_config(data__repeats=3, data__balance="sample"), dataset=DATASET)
 
 
