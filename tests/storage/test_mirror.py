@@ -200,9 +200,9 @@ def test_a_long_outage_names_the_last_good_step(store, monkeypatch, error, words
     with ended, copy.owned():
         add_step(copy, 3)
         copy.flush()
-            fail_puts(monkeypatch, store, 99, error)
-            add_step(copy, 4)
-            copy.flush()
+        fail_puts(monkeypatch, store, 99, error)
+        add_step(copy, 4)
+        copy.flush()
 
 
 def test_copies_of_killed_processes_are_removed(store, tmp_path):
