@@ -15,7 +15,8 @@ import numpy as np
 from hsvit_jax import config as config_lib
 from hsvit_jax import train
 from hsvit_jax.benchmark import jobs, machine
-from hsvit_jax.data import catalog, stream
+from hsvit_jax.data import catalog
+from hsvit_jax.data.dataset import stream_batches
 
 
 def measure(
@@ -40,14 +41,14 @@ def measure(
     named = catalog.REGISTRY.get(name)
     if named and not named.list_images and name != "imagenet":
         raise ValueError(
-            f"{name} is published as arrays of pixels: there are no files to decode; name a folder "
-            "of images, as in --config=configs/backbone.py:folder=PATH"
+            f"{name} is published as arrays of pixels: there are no files to decode; pass a "
+            "folder of images, such as --config=configs/backbone.py:folder=PATH"
         )
     dataset = train.load_data(config, resident=False)
     batch = config.train.batch
     rng, examples = np.random.default_rng(0), len(dataset.train)
     ids = (rng.integers(examples, size=batch) for _ in itertools.count())
-    batches = stream.stream_batches(dataset.train, ids)
+    batches = stream_batches(dataset.train, ids)
     try:
         for _ in range(warmup):
             next(batches)

@@ -6,9 +6,7 @@ Ctrl-C, 141 the reader of a pipe is gone.
 """
 
 import contextlib
-import errno
 import functools
-import importlib
 import math
 import os
 import re
@@ -30,17 +28,13 @@ from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.text import few, nearest, note, printable
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
-_EXAMPLE = "c4a8"  # whose keys --help shows, without --config
+_EXAMPLE = "c4a8"  # --help lists its keys, without --config
 _HELP = ("help", "h", "helpshort", "helpfull")
-
-# Errors of the machine or a path rather than of the program: one line says it all.
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-_REFUSED += (errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG)
 
 #: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"
 
-#: Keys of the devices that a trained network runs on, whatever the configuration of its training.
+#: Keys of the devices that a trained network runs on.
 MESH = "mesh.group mesh.data mesh.aggregate"
 
 
@@ -50,7 +44,7 @@ class Misuse(ValueError):
 
 @contextlib.contextmanager
 def misuse() -> Iterator[None]:
-    """Turns a mistake that reading words has found into Misuse."""
+    """Turns ValueError into Misuse."""
     try:
         yield
     except ValueError as error:
@@ -58,37 +52,28 @@ def misuse() -> Iterator[None]:
 
 
 def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
-    """Returns the path of a file to write. Raises Misuse for another ending than `suffix`.
-
-    Args:
-      word: of the command line that names the file.
-    """
+    """Returns the path of a file to write. Raises Misuse, naming `word`, for another suffix."""
     if not str(out).endswith(suffix):
         raise Misuse(f"{word} must end in {suffix}; got {out}")
     return Path(out)
 
 
-class Numbers(flags.ArgumentParser):
-    """A flag of numbers: 0.5, 2,2 or 32x48."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-    def parse(self, argument: str) -> tuple:
-        try:
-            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
-        except ValueError:
-            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
+def _numbers(argument: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, re.split("[,x×]", argument)))
+    except ValueError:
+        raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
 
 
-class _Path(flags.ArgumentParser):
-    """A flag of a file or folder; of `--out=~/x` a shell hands on the ~."""
+class _Parser(flags.ArgumentParser):
+    """A flag's parser, from a function of its text."""
 
-    def parse(self, argument: str) -> str:
-        return os.path.expanduser(argument)
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
 
 
-define_path = functools.partial(flags.DEFINE, _Path())
+define_numbers = functools.partial(flags.DEFINE, _Parser(_numbers))
+define_path = functools.partial(flags.DEFINE, _Parser(os.path.expanduser))  # for `--out=~/x`
 
 
 @dataclass(frozen=True)
@@ -96,22 +81,20 @@ class Command:
     """One row of the table of commands: the work and its input. All other input is refused.
 
     Attributes:
-      purpose: a sentence, for the list of commands.
-      module: its name, of which `run(request)` returns the exit code, None for 0.
-      examples: lines of --help, '$' in place of the program and this command's name.
-      flags: a row for each: `flags.DEFINE_...` of absl and its arguments.
-      config: sections and keys of the configuration, separated by blanks. A command with the flag
-        `checkpoint` may be given a configuration in its place, which then names the run.
+      purpose: one sentence for the list of commands.
+      examples: lines of --help; '$' stands for the program and this command's name.
+      flags: a row for each flag: absl's `flags.DEFINE_...` and its arguments.
+      config: sections and keys of the configuration that the command reads. Beside the flag
+        `checkpoint`, a configuration may name the run.
       needs_config: whether --config is required.
-      words: names of the words that are no flags, such as 'FILE [OUT]'; empty where there are none.
-        A command with the flag `checkpoint` takes RUN before them, unless a flag names the run.
-        A name is a word, one in brackets may be left out, and '...' stands for more.
-      exclusive: flags and keys that exclude each other, separated by blanks.
-      remember: keep compiled programs for the next start.
+      words: names of the words that are no flags, as 'FILE [OUT]'; [] is optional and ... is more.
+        With the flag `checkpoint`, RUN comes first unless a flag names the run.
+      exclusive: flags and keys that exclude each other, the first all others.
+      remember: whether to keep compiled programs for the next start.
+      work: does the work of a `Request` and returns the exit code, None for 0.
     """
 
     purpose: str
-    module: str
     examples: str
     flags: tuple[tuple, ...] = ()
     config: str = ""
@@ -119,19 +102,24 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    work: Callable[..., int | None] = lambda request: None
+
+    def __call__(self, work: Callable[..., int | None]) -> "Command":
+        """Returns the row with its work, as a decorator."""
+        return replace(self, work=work)
 
     @property
     def takes_run(self) -> bool:
-        """Says whether the command reads a run."""
+        """Whether the command reads a run."""
         return any("checkpoint" in row for row in self.flags)
 
     @property
     def usage(self) -> str:
-        """Names the words that the command takes."""
+        """The words that the command takes."""
         return " ".join(filter(None, ["RUN" * self.takes_run, self.words]))
 
     def reads_key(self, key: str) -> bool:
-        """Says whether the command reads a configuration key, such as 'train.batch'."""
+        """Returns whether the command reads a configuration key, such as 'train.batch'."""
         return not {EVERYTHING, key, key.partition(".")[0]}.isdisjoint(self.config.split())
 
 
@@ -140,11 +128,11 @@ class Request:
     """A parsed command line.
 
     Attributes:
-      program: 'hsvit', or how it is started from Python.
-      settings: its KEY=VALUE overrides.
-      config: the configuration of both; None without --config.
-      words: all that is no flag, such as names of files.
-      run: the one named by place or a flag; '' where the configuration alone names it.
+      program: 'hsvit', or the command that starts it from Python.
+      spec, settings: the value of --config and its KEY=VALUE overrides.
+      config: their configuration; None without --config.
+      words: all words that are no flags, such as file names.
+      run: the run that a word or a flag names; '' if only the configuration names it.
     """
 
     program: str
@@ -159,7 +147,7 @@ class Request:
 
     @property
     def line(self) -> str:
-        """Returns the whole command line, to be given again."""
+        """The whole command line, to paste."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
     def train_line(self, **changes: str) -> str:
@@ -171,12 +159,12 @@ class Request:
 
     @property
     def source(self) -> str:
-        """Returns the run, which the configuration may name."""
+        """The run, which the configuration may name."""
         return self.run or self.workdir
 
     @property
     def workdir(self) -> str:
-        """Returns the folder given, or the configuration's default."""
+        """The folder of --workdir, or the configuration's default."""
         settings = self.config, self.spec, self.settings
         return self.flags.workdir or config_lib.default_workdir(*settings)
 
@@ -184,13 +172,12 @@ class Request:
 def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, name: str = "") -> int:
     """Parses the command line, does the work, and returns the exit code.
 
-    A user's mistake that a command raises becomes one line on standard error; a bug keeps its
-    traceback.
+    A user's mistake becomes one line on standard error; a bug keeps its traceback.
 
     Args:
-      argv: the command line, the program's name first; None for that of this process.
+      argv: the command line with the program's name; None for that of this process.
       about: lines on --config, for --help.
-      name: of the command, where the command line does not begin with one.
+      name: the command, if the command line does not begin with one.
     """
     program, *words = sys.argv if argv is None else argv
     program = "hsvit" if Path(program).stem == "hsvit" else "python -m hsvit_jax"
@@ -198,9 +185,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     if not name and (not words or asks in ("version", *_HELP)):
         version = f"hsvit_jax {metadata.version('hsvit_jax')}"
         text = version if asks == "version" else _list(program, commands, about)
-        with _exit_code(program, note) as end:
-            print(text)
-        return end.code or (0 if words else _USAGE)
+        return _print(text, program) or (0 if words else _USAGE)
     if not name:
         name, words = _name_of(words, commands)
     if name not in commands:
@@ -217,34 +202,37 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         request = replace(request, spec=spec or "", settings=settings, words=found)
         if help_word:
             every = help_word == "helpfull" or command.config != EVERYTHING
-            text = _help(start, command, about, request, every)
-            with _exit_code(start, note) as end:
-                print(text)
-            return end.code
+            return _print(_help(start, command, about, request, every), start)
         if spec is not None:
             request = replace(request, config=config_lib.get_config(spec, *settings))
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
-        work = importlib.import_module(command.module).run
     except flags.UnrecognizedFlagError as error:
         return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
         return _misused(str(error), start)
-    # Late: it imports jax, which the list of commands and mistakes in flags need not wait for.
+    # Late: it imports jax, and mistakes in flags need not wait for that.
     from hsvit_jax.runtime import coordination
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
         with _exit_code(start, coordination.print_once, request.line) as end:
-            end.code = work(request) or 0
+            end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
 
+def _print(text: str, start: str) -> int:
+    """Prints a text and returns the exit code."""
+    with _exit_code(start, note) as end:
+        print(text)
+    return end.code
+
+
 def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
-    """Defines flags in a set of their own, so that those of a notebook stay untouched.
+    """Defines flags in a new set, apart from those of a notebook.
 
     Args:
-      table: a row for each flag: `flags.DEFINE_...` of absl and its arguments.
+      table: a row for each flag: absl's `flags.DEFINE_...` and its arguments.
     """
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may come after names of files
@@ -267,19 +255,18 @@ def _name_of(words: list[str], commands: Mapping[str, Command]) -> tuple[str, li
 def _users_of(
     error: flags.UnrecognizedFlagError, name: str, commands: Mapping[str, Command]
 ) -> str:
-    """The message for a flag that a command has not: what was meant, or which commands have it."""
+    """The message for an unknown flag: what was meant, or the commands that have it."""
     own = [f"--{flag}" for flag in make_flags(commands[name].flags)]
     if near := meant(error.flagname, commands[name], own, error.flagvalue.partition("=")[2]):
         return f"{name} has no --{error.flagname}; did you mean {near}?"
     for flag in (error.flagname, error.flagname.removeprefix("no")):
         if users := [other for other in commands if flag in make_flags(commands[other].flags)]:
-            of = few(users)
-            return f"{name} does not use --{flag}, which is for {of}: leave it out"
+            return f"{name} does not use --{flag} (a flag of {few(users)}): remove it"
     return str(error)
 
 
 def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> str:
-    """Says what a word of another program is here: flags, keys with their `value`, or advice."""
+    """Translates another program's word: flags, keys with their `value`, or advice."""
     keys = [key for key in config_lib.all_keys() if command.reads_key(key)]
     found = config_lib.meant(word, [*keys, *own])
     if not command.reads_key("data.name"):
@@ -289,10 +276,10 @@ def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> s
 
 
 def _with_run(request: Request, command: Command) -> Request:
-    """The request with its run, which is the first word where nothing else names it."""
+    """The request with its run: the first word, unless a flag or a configuration names it."""
     words, named = request.words, request.flags.checkpoint or request.flags.workdir
     if words and not named:
-        # A configuration finds its run, or has other data or the network of the one that is named.
+        # Beside a configuration, only a saved network is a run; it may also be an image.
         alone = request.config is None or not command.words
         saved = words[0].startswith("zoo:") or (Path(words[0]) / "checkpoints").is_dir()
         if alone or saved or (words[0].endswith(".safetensors") and Path(words[0]).is_file()):
@@ -301,10 +288,7 @@ def _with_run(request: Request, command: Command) -> Request:
 
 
 def refuse_unused(request: Request, command: Command) -> None:
-    """Raises `Misuse` for input that the command does not read, and for what it lacks.
-
-    Overrides that name a run are read where the run is found by its configuration.
-    """
+    """Raises Misuse for input that the command does not read, and for missing input."""
     values, name = request.flags.flag_values_dict(), request.name
     for flag, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -322,10 +306,8 @@ def refuse_unused(request: Request, command: Command) -> None:
     given |= {key: f"--config.{key}" for key in keys}
     for row in (*command.exclusive, *["checkpoint workdir"] * command.takes_run):
         first, *others = row.split()
-        for other in others:
-            if first in given and other in given:
-                both = f"{given[first]} and {given[other]}"
-                raise Misuse(f"{both} exclude each other: leave one out")
+        if first in given and (both := [given[other] for other in others if other in given]):
+            raise Misuse(f"{given[first]} and {both[0]} exclude each other: remove one")
     _check_config(request, command, keys)
     least = len({name for name in names if name[0] not in "[."})
     if len(words) < least or (command.takes_run and not (request.run or request.config)):
@@ -335,30 +317,27 @@ def refuse_unused(request: Request, command: Command) -> None:
 
 def _check_config(request: Request, command: Command, keys: list[str]) -> None:
     """Raises Misuse for keys that the command does not read, and a missing configuration."""
-    name, named, finds_run = request.name, request.run, command.takes_run
-    more = set(command.config.split()) - set(MESH.split())
-    by_words = command.config == EVERYTHING and command.words  # which name configurations
-    if request.config is None and command.needs_config:
+    name, named, config = request.name, request.run, request.config
+    by_words = command.config == EVERYTHING and command.words  # its words are configurations
+    unread = by_words or set(command.config.split()) <= set(MESH.split())
+    if config is None and command.needs_config:
         raise Misuse(f"{name} needs --config=FILE")
-    unread = request.config is not None and (by_words or not more)
-    # But for the one that names the run, or the file of its network.
-    if unread and not (finds_run and (not named or config_lib.is_registered(request.config))):
-        beside = f" beside {named}" if named else ""
-        instead = f"it takes {command.words}" if by_words else "leave it out"
-        raise Misuse(f"{name} does not use --config{beside}: {instead}")
+    # A configuration may name the run, or the file of its network.
+    allowed = command.takes_run and (not named or (config and config_lib.is_registered(config)))
+    if config is not None and unread and not allowed:
+        instead = f"pass {command.words}" if by_words else "remove it"
+        raise Misuse(f"{name} does not use --config{f' beside {named}' * bool(named)}: {instead}")
     for key in keys:
-        by_config = finds_run and not named and config_lib.names_run(key)
+        by_config = command.takes_run and not named and config_lib.names_run(key)
         if not (command.reads_key(key) or by_config):
             read = few(command.config.split())
-            raise Misuse(
-                f"{name} does not use --config.{key}: leave it out (keys that it reads: {read})"
-            )
-        if request.config is None and not (by_words or (named and key.startswith("mesh."))):
+            raise Misuse(f"{name} does not use --config.{key}: remove it (keys it reads: {read})")
+        if config is None and not (by_words or (named and key.startswith("mesh."))):
             raise Misuse(f"--config.{key} needs --config=FILE")
 
 
 def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], str]:
-    """(--config, its overrides as KEY=VALUE, all other words, the one that asks for help)."""
+    """(--config, its overrides as KEY=VALUE, all other words, the word for help)."""
     spec, settings, rest, help_word = None, [], [], ""
     waiting = iter(words)
     for word in waiting:
@@ -390,11 +369,7 @@ def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
 
 
 def _help(start: str, command: Command, about: str, request: Request, every: bool) -> str:
-    """A command's sentence, examples and flags, and the keys of the configuration that it reads.
-
-    Args:
-      every: key, not only those that people change first.
-    """
+    """A command's purpose, examples and flags, and its keys: `every` one or the first twenty."""
     config = ("--config=FILE", "[--config.KEY=VALUE ...]") if command.config else ()
     parts = (*config[: command.needs_config], command.usage, "[--FLAG=VALUE ...]", *config[1:])
     lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
@@ -403,7 +378,7 @@ def _help(start: str, command: Command, about: str, request: Request, every: boo
         default = "..." if flag.default is None else flag.default_as_str.strip("'")
         lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
     if command.config:
-        whose = "" if request.spec else f" of --config={_EXAMPLE}; beside another --config, its own"
+        whose = "" if request.spec else f" with --config={_EXAMPLE}"
         keys = config_lib.get_config(request.spec or _EXAMPLE, *request.settings)
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
         shown = command.reads_key if every else config_lib.FIRST.__contains__
@@ -416,12 +391,12 @@ class _End:
     """How the work ended."""
 
     code = 0
-    alone = False  # whether this process of the job alone came to it
+    alone = False  # whether only this process of the job ended
 
 
 @contextlib.contextmanager
 def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
-    """Maps every end of the work that is no bug to a line and an exit code.
+    """Maps expected exceptions to one line and an exit code.
 
     Args:
       start: program and command, for hints.
@@ -446,17 +421,27 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
         end.code = _PIPE
-    except ValueError as error:
-        if not _is_ours(error):
+    except (ValueError, OSError, ImportError) as error:
+        if not (text := _mistake(error)):
             raise
-        print_line(printable(str(error)))
+        if isinstance(error, OSError):
+            _drop_output()
+        print_line(printable(text))
         end.code = _MISTAKE
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        _drop_output()
-        print_line(printable(f"{error.strerror}: {error.filename or 'writing'}"))
-        end.code = _MISTAKE
+
+
+def _mistake(error: Exception) -> str:
+    """The line for a user's mistake; '' for a bug: a ValueError or an import of another package."""
+    if isinstance(error, OSError):
+        return f"{error.strerror}: {error.filename or 'writing'}" if error.strerror else str(error)
+    if isinstance(error, ImportError):
+        package = (error.name or "-").partition(".")[0]
+        pattern = re.compile(rf"{package.replace('_', '[-_]')}\b.*extra == .(?!test)(\w+)")
+        extra = next(filter(None, map(pattern.match, metadata.requires("hsvit_jax") or ())), None)
+        return f"{package} is not installed: pip install 'hsvit_jax[{extra[1]}]'" if extra else ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = frames and frames[-1].f_globals.get("__name__", "").startswith("hsvit_jax")
+    return str(error) if ours else ""
 
 
 def _misused(message: str, start: str) -> int:
@@ -474,25 +459,19 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
-    """Prints this package's warnings in one line, without a place in the source."""
+    """Prints this package's warnings in one line, each once."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if is_lead() and str(message) not in said:  # which `warnings` forgets
-                said.add(str(message))
+            if is_lead() and str(message) not in shown:
+                shown.add(str(message))
                 note(f"warning: {message}")
         elif not compile_cache.forget(str(message)):
             before(message, category, filename, *rest, **more)
 
-    before, said = warnings.showwarning, set()
-    with warnings.catch_warnings():  # which restores it
+    before, shown = warnings.showwarning, set()
+    with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-def _is_ours(error: ValueError) -> bool:
-    """Whether this package raised the error, for the user to read; one from elsewhere is a bug."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("hsvit_jax")

@@ -113,9 +113,9 @@ def upward(files: dict[str, set[str]]) -> list[str]:
 def test_the_walk_sees_what_it_must():
     tree = ast.parse(
         "import os\nfrom hsvit_jax import mesh\nif TYPE_CHECKING:\n    import PIL\n"
-        "def f():\n    from hsvit_jax.data import stream\nclass A:\n    import orbax\n"
+        "def f():\n    from hsvit_jax.data import cache\nclass A:\n    import orbax\n"
     )
-    assert own(tree) == {"mesh", "data.stream"}
+    assert own(tree) == {"mesh", "data.cache"}
     assert sorted(at_import_time(tree)) == ["hsvit_jax.mesh", "orbax", "os"]
     assert upward({"models.vit.vit": {"mesh"}}) == ["models.vit.vit imports mesh"]
     assert upward({"models.vit.vit": {"models.convnets.resnet"}})

@@ -1,8 +1,8 @@
-"""Augmentation inside the compiled training step: uint8 images in, float images and targets out.
+"""Augments batches inside the compiled training step: uint8 images to float images and targets.
 
-All functions are pure and all shapes static. The random bits of an image are a function of (key,
-its index) alone, so its augmentation is the same in any batch, anywhere in it, on any number of
-devices, after any resume. MixUp and CutMix, which pair neighbours, draw from a key of the batch.
+All functions are pure and all shapes static. An image's random bits are a function of (key, its
+index) alone, so its augmentation does not depend on the batch, the devices or a resume. MixUp and
+CutMix pair neighbours, and draw from a key of the batch.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from hsvit_jax.augment import op_tables, randaugment, resized_crop
 from hsvit_jax.augment.mixup import mix
-from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, whole_number
+from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, span, whole_number
 
 __all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
 
@@ -25,13 +25,13 @@ ERASING_SCALE = (0.02, 0.33)
 ERASING_RATIO = (0.3, 3.3)
 ERASING_TRIES = 10
 
-# The words drawn for an example, by purpose: fixed places, so that switching one kind of
-# augmentation on or off leaves the draws of the others alone.
+# Each purpose has fixed places among an example's words, so that switching one kind of
+# augmentation on or off does not change the draws of the others.
 _CROP_Y, _CROP_X, _FLIP, _ERASE, _ERASE_Y, _ERASE_X = range(6)
 _ERASE_AREA = slice(6, 6 + ERASING_TRIES)
 _ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
 _OPS_START = 6 + 2 * ERASING_TRIES
-_NOISE_STREAM = 2  # apart from the words, and from those of resized crops
+_NOISE_STREAM = 2  # the words have no stream, resized crops have 1
 _WORDS_PER_OP = 3  # op, magnitude bin, sign
 
 
@@ -39,35 +39,27 @@ _WORDS_PER_OP = 3  # op, magnitude bin, sign
 class Augment:
     """Settings of the augmentation; immutable and hashable, so that jit can close over them.
 
-    The range of each one is checked where configurations are read, by `config.schema`.
-
-    Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
-    arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's, or
-    for RandAugment timm's.
+    `config.schema` checks the ranges. Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv
+    2103.10158, random erasing arXiv 1708.04896, resized crops arXiv 1409.4842, section 6.
 
     Attributes:
-      mean, std: per channel, of pixel values scaled to [0, 1].
+      mean, std: one value a channel, for pixels scaled to [0, 1].
       num_classes: length K of a target row.
       crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
       random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3)
-        that is enlarged, bilinearly, to the old size, instead of that crop; () = off. It is a box
-        of the images that arrive, which have their final size already.
+        that is enlarged bilinearly to the old size, instead of that crop; () = off.
       flip: mirror left-right with probability 1/2.
       rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
       rand_augment_magnitude: their strength, a bin from 0 to 30; timm's level, from 0 to 10.
-      rand_augment_kind: 'torchvision', or 'timm' for its m9-mstd0.5-inc1: other ops and ranges,
-        each op applied with probability 1/2, at a level with noise of 0.5, pixels from outside
-        the image the mean.
+      rand_augment_kind: 'torchvision', or 'timm' for m9-mstd0.5-inc1: other ops and ranges, each
+        applied with probability 1/2, at a level with noise of 0.5, filled with the mean.
       trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
       erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
-      erasing_noise: fill that box with normal noise, of each pixel its own, rather than the mean.
+      erasing_noise: fill that box with normal noise for each pixel, instead of the mean.
       mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
-      mix_probability: share of the batches that are mixed at all.
-      mix_until: share of the run after which no batch is mixed, as timm's mixup_off_epoch.
+      mix_probability: share of the batches that are mixed.
+      mix_until: share of the run after which no batch is mixed (timm's mixup_off_epoch).
       label_smoothing: share of a target that is spread evenly over all classes.
-
-    Raises:
-      ValueError: settings that exclude each other.
     """
 
     mean: tuple[float, ...]
@@ -92,31 +84,20 @@ class Augment:
         for name in ("mean", "std", "random_resized_crop"):
             values = tuple(map(float, getattr(self, name)))
             object.__setattr__(self, name, values)  # a list would not be hashable
-        area = self.random_resized_crop
-        if area and not (len(area) == 2 and area[0] <= area[1]):
+        area, magnitude = self.random_resized_crop, self.rand_augment_magnitude
+        if area and (len(area) != 2 or area[0] > area[1]):
+            raise ValueError(f"random_resized_crop={area}: set the least and the largest share")
+        pairs = ("random_resized_crop", "crop_padding"), ("trivial_augment", "rand_augment_ops")
+        for one, other in pairs:
+            if getattr(self, one) and (value := getattr(self, other)):
+                raise ValueError(f"{one} replaces {other}, but {other} is {value}: set it to 0")
+        if self.rand_augment_kind == "timm" and magnitude > op_tables.TIMM_MOST:
             raise ValueError(
-                f"random_resized_crop is {area}; it must be the least and the largest share of the "
-                "area, such as (0.08, 1.0), or () for none"
-            )
-        if self.random_resized_crop and self.crop_padding:
-            raise ValueError(
-                f"random_resized_crop replaces the crop of the padded image, but crop_padding is "
-                f"{self.crop_padding}: set it to 0, or random_resized_crop to ()"
-            )
-        if self.trivial_augment and self.rand_augment_ops:
-            raise ValueError(
-                f"trivial_augment replaces RandAugment, but rand_augment_ops is "
-                f"{self.rand_augment_ops}: set it to 0, or trivial_augment to False"
-            )
-        most = op_tables.TIMM_MOST
-        if self.rand_augment_kind == "timm" and self.rand_augment_magnitude > most:
-            raise ValueError(
-                f"rand_augment_magnitude is {self.rand_augment_magnitude}, and the levels of "
-                f"rand_augment_kind='timm' end at {most}: lower it, or set 'torchvision'"
+                f"rand_augment_magnitude={magnitude} exceeds timm's {op_tables.TIMM_MOST}: lower it"
             )
 
     def active(self) -> dict[str, object]:
-        """The settings that change images, each with the value that switches it off."""
+        """Returns the settings that change images, each with the value that switches it off."""
         names = ["crop_padding", "random_resized_crop", "flip"]
         names += ["rand_augment_ops", "trivial_augment", "erasing"]
         names += ["mixup", "cutmix"] if self.mix_probability else []
@@ -136,30 +117,30 @@ def train_batch(
     """Augments one batch: crop, flip, RandAugment, normalise, erase, mix.
 
     Args:
-      settings: of the augmentation; static.
-      key: the epoch's threefry key. Draws for an example come from fold_in(key, its index).
-      batch_key: key of this batch, for MixUp and CutMix.
+      settings: static.
+      key: the epoch's threefry key; an example draws from fold_in(key, its index).
+      batch_key: this batch's key, for MixUp and CutMix.
+      images_BHWC: uint8.
       labels_B: int (B,), from 0 to num_classes - 1.
       indices_B: int (B,), the examples' indices in the data set.
       late: the batch comes after `mix_until` and is not mixed.
 
     Returns:
-      float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
+      float32 images (B, H, W, C) and float32 targets (B, K); each row sums to 1.
 
     Raises:
-      ValueError: where RandAugment is on, for other than 1 or 3 channels or images too large for
-        its integer sums; for more padding than an image has pixels.
+      ValueError: as `check_size`.
     """
     check_size(settings, *images_BHWC.shape[1:])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
+    mirrored_B = settings.flip & (bits_BS[:, _FLIP] >> 31 == 1)
     if settings.random_resized_crop:
         size, area = images_BHWC.shape[1:3], settings.random_resized_crop
         boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
-        mirrored_B = settings.flip & _flipped(bits_BS)
         images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
-    else:
-        images_BHWC = _crop_and_flip(settings, bits_BS, images_BHWC)
+    elif settings.crop_padding or settings.flip:
+        images_BHWC = _crop_and_flip(settings.crop_padding, mirrored_B, bits_BS, images_BHWC)
     if op_count:
         images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
@@ -180,24 +161,13 @@ def train_batch(
 def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
     """Normalises each channel: (pixel - 255·mean) / (255·std).
 
-    Computed in float32 as a difference times a constant, which no compiler contracts: the bits are
-    the same alone or within a larger program.
-
-    Args:
-      mean: C values, of pixels scaled to [0, 1].
-      std: C values, above 0.
-
-    Returns:
-      float32 (B, H, W, C).
-
-    Raises:
-      ValueError: another number of channels than of values.
+    It is a difference times a constant in float32. No compiler contracts that, so the bits are the
+    same alone or within a larger program. ``mean`` and ``std`` have one value a channel, for pixels
+    scaled to [0, 1].
     """
-    if not images_BHWC.shape[-1] == len(mean) == len(std):
-        raise ValueError(
-            f"images have {images_BHWC.shape[-1]} channels, but mean and std have {len(mean)} and "
-            f"{len(std)} values: give one per channel"
-        )
+    channels = images_BHWC.shape[-1]
+    if not channels == len(mean) == len(std):
+        raise ValueError(f"images have {channels} channels, mean {len(mean)}, std {len(std)}")
     mean_C = (255.0 * np.asarray(mean, np.float64)).astype(np.float32)
     scale_C = (1.0 / (255.0 * np.asarray(std, np.float64))).astype(np.float32)
     centred_BHWC = images_BHWC.astype(jnp.float32) - jnp.asarray(mean_C)[None, None, None, :]
@@ -205,14 +175,7 @@ def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float,
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
-    """Makes target rows with label smoothing s: 1 - s + s/K at the label, s/K elsewhere.
-
-    Args:
-      label_smoothing: s, from 0 to 1.
-
-    Returns:
-      float32 (B, K).
-    """
+    """Makes target rows, float32 (B, K), with smoothing s: 1 - s + s/K at the label, else s/K."""
     off = label_smoothing / num_classes
     on = 1.0 - label_smoothing + off
     classes_K = jnp.arange(num_classes, dtype=labels_B.dtype)
@@ -220,24 +183,18 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
     return jnp.where(is_label_BK, jnp.float32(on), jnp.float32(off))
 
 
-def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array) -> jax.Array:
-    """Crops and flips with one gather: both together are one map of rows and columns."""
-    if not (settings.crop_padding or settings.flip):
-        return images_BHWC
+def _crop_and_flip(
+    padding: int, mirrored_B: jax.Array, bits_BS: jax.Array, images_BHWC: jax.Array
+) -> jax.Array:
+    """Crops and flips with one gather, since both map rows and columns."""
     height, width = images_BHWC.shape[1:3]
-    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    places = 2 * padding + 1
     y_BH = jnp.arange(height, dtype=jnp.int32)[None, :]
-    if settings.flip:
-        x_BW = jnp.where(_flipped(bits_BS)[:, None], width - 1 - x_BW, x_BW)
-    if settings.crop_padding:
-        places = 2 * settings.crop_padding + 1
-        y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - settings.crop_padding
-        x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - settings.crop_padding
+    y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - padding
+    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    x_BW = jnp.where(mirrored_B[:, None], width - 1 - x_BW, x_BW)
+    x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - padding
     return randaugment.gather_pixels(images_BHWC, y_BH[:, :, None], x_BW[:, None, :])
-
-
-def _flipped(bits_BS: jax.Array) -> jax.Array:
-    return bits_BS[:, _FLIP] >> 31 == 1
 
 
 def _random_ops(
@@ -252,7 +209,7 @@ def _random_ops(
     else:
         bins = tuple(range(op_tables.NUM_BINS)) if wide else (level,)
         tables = op_tables.make(height, width, wide, bins)
-    last = tables.num_ops - 1  # timm's Identity, which half of the numbers stand for
+    last = tables.num_ops - 1  # half of the numbers stand for timm's Identity
     numbers = 2 * last if halved else last + 1
     for i in range(op_count):
         words = range(_WORDS_PER_OP * i, _WORDS_PER_OP * (i + 1))
@@ -275,15 +232,12 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & fits_B
     top_B = whole_number(bits_BS[:, _ERASE_Y], jnp.maximum(height - rows_B + 1, 1))
     left_B = whole_number(bits_BS[:, _ERASE_X], jnp.maximum(width - columns_B + 1, 1))
-    y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
-    x_1W = jnp.arange(width, dtype=jnp.int32)[None, :]
-    in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
-    in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
+    in_rows_BH, in_columns_BW = span(top_B, rows_B, height), span(left_B, columns_B, width)
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
 
 
 def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Normal noise for each example, from (key, its index) alone: float32 (B, *shape)."""
+    """Draws normal noise for each example from (key, its index) alone: float32 (B, *shape)."""
     key = jax.random.fold_in(key, _NOISE_STREAM)
     return jax.vmap(
         lambda index: jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
@@ -291,20 +245,18 @@ def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.
 
 
 def check_size(settings: Augment, height: int, width: int, channels: int) -> None:
-    """Raises ValueError where images of this size cannot be augmented so."""
+    """Raises ValueError if a crop could miss images of this size, or RandAugment cannot take them.
+
+    RandAugment's colour ops need 1 or 3 channels, and its integer sums bound the size.
+    """
     if settings.crop_padding >= min(height, width):
         raise ValueError(
-            f"crop_padding is {settings.crop_padding}, but the images are {height}×{width}: a "
-            "crop could miss the image altogether; use less padding than the shorter side"
+            f"crop_padding is {settings.crop_padding}, but the images are {height}×{width}: set "
+            "less than their shorter side"
         )
-    if settings.trivial_augment or settings.rand_augment_ops:
-        if channels not in (1, 3):
-            raise ValueError(
-                f"images have {channels} channels, but RandAugment's colour ops are defined for 1 "
-                "or 3: set rand_augment_ops=0 and trivial_augment=False"
-            )
-        if max(height, width) > MAX_SIDE or height * width > MAX_PIXELS:
-            raise ValueError(
-                f"images of {height}×{width} pixels are too large for RandAugment: at most "
-                f"{MAX_SIDE} a side and {MAX_PIXELS} in all; shrink them first"
-            )
+    fits = max(height, width) <= MAX_SIDE and height * width <= MAX_PIXELS and channels in (1, 3)
+    if (settings.trivial_augment or settings.rand_augment_ops) and not fits:
+        raise ValueError(
+            f"RandAugment takes 1 or 3 channels, at most {MAX_SIDE} pixels a side and {MAX_PIXELS} "
+            f"in all; the images are {height}×{width}×{channels}: switch it off"
+        )

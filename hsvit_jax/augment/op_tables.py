@@ -1,8 +1,8 @@
-"""RandAugment's ops as rows of numbers: an affine map, a product table, a blend base.
+"""Makes RandAugment's ops as rows of numbers: an affine map, a product table, a blend base.
 
-The tables are made once on the host, in float64 where Pillow uses doubles and in float32 where it
-uses floats, so that the device only has to look numbers up and add integers: its result is
-Pillow's to the last bit, on every backend, whether or not the compiler fuses multiply and add.
+The host makes the tables once, in float64 or float32 as Pillow does. The device only looks numbers
+up and adds integers, so its result is Pillow's to the last bit on every back end, whether or not
+the compiler fuses multiply and add.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ OPS = (
     *("Brightness", "Color", "Contrast", "Sharpness"),
     *("Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
-#: timm's RandAugment with increasing ranges; Identity is what is left where no op is applied.
+#: timm's RandAugment with increasing ranges; Identity stands for no op.
 TIMM_OPS = (
     *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd"),
     *("Color", "Contrast", "Brightness", "Sharpness"),
@@ -31,10 +31,10 @@ TIMM_BINS = 64
 TIMM_MOST = 10
 TIMM_NOISE = 0.5
 
-# What an enhancement blends the image with. Look-up ops blend with black: base 0.
+# An enhancement blends the image with one of these. Look-up ops blend with black.
 BASE_ZERO, BASE_GREY, BASE_MEAN, BASE_SMOOTH = range(4)
 _BASES = {"Color": BASE_GREY, "Contrast": BASE_MEAN, "Sharpness": BASE_SMOOTH}
-# Where an op's table comes from: these two depend on the image.
+# The last two tables depend on the image.
 LUT_STATIC, LUT_AUTOCONTRAST, LUT_EQUALIZE = range(3)
 _IMAGE_LUTS = {"AutoContrast": LUT_AUTOCONTRAST, "Equalize": LUT_EQUALIZE}
 
@@ -52,10 +52,10 @@ class OpTables:
         pixels: column = (a·x + b·y + c) >> 16, row = (d·x + e·y + f) >> 16.
       base_R: int32, one of BASE_*.
       lut_R: int32, one of LUT_*.
-      table_R: int32, the row of `products_TV` that the op looks up.
+      table_R: int32, the op's row of `products_TV`.
       products_TV: float32 (T, 512); output = clip(trunc(base + products[pixel - base + 255])).
       num_bins: magnitudes of each op.
-      num_ops: ops.
+      num_ops: the number of ops.
       fill: values of pixels from outside the image, one for each channel or for all.
     """
 
@@ -69,19 +69,14 @@ class OpTables:
     fill: tuple[int, ...]
 
     def row(self, op: ArrayLike, bin_position: ArrayLike, negative: ArrayLike) -> ArrayLike:
-        """Row number of an op at a magnitude bin, negative (1) or not (0); integers."""
+        """Returns the row of an op at a magnitude bin, negative (1) or not (0); integers."""
         return (op * self.num_bins + bin_position) * 2 + negative
 
 
 def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
-    """Computes the 31 magnitudes of one op, each the float32 value that torchvision takes.
+    """Computes torchvision's 31 float32 magnitudes of one of OPS: float64 (31,), 0 for none.
 
-    Args:
-      op: one of OPS; those without a magnitude get zeros.
-      wide: the ranges of torchvision's TrivialAugmentWide, instead of its RandAugment's.
-
-    Returns:
-      float64 (31,).
+    ``wide`` selects the ranges of TrivialAugmentWide, instead of RandAugment's.
     """
     if op == "Posterize":
         return 8.0 - np.round(np.arange(NUM_BINS) / (NUM_BINS - 1) * (6 if wide else 4))
@@ -115,7 +110,7 @@ def timm_magnitudes(op: str, level_M: np.ndarray, height: int, width: int) -> np
 def _float32_bins(start: float, end: float) -> np.ndarray:
     """Spaces bins as torch.linspace: a float32 step from the nearer end, each sum rounded once.
 
-    The last bit matters where a magnitude is then truncated: bin 15 of 0..32 is just under 16.
+    Some magnitudes are truncated, so the last bit matters: bin 15 of 0..32 is just under 16.
     """
     low, high = np.float32(start), np.float32(end)
     step = float((high - low) / np.float32(NUM_BINS - 1))
@@ -128,19 +123,17 @@ def _float32_bins(start: float, end: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
-    """Makes the rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
+    """Makes the rows for images of one size and these magnitude bins (a few kB to 300 kB)."""
     used = {op: magnitudes(op, height, width, wide)[list(bins)] for op in OPS}
     return _tables(used, height, width, (0,))
 
 
 @functools.lru_cache(maxsize=32)
 def make_timm(height: int, width: int, level: float, fill: tuple[int, ...]) -> OpTables:
-    """Makes the rows of timm's RandAugment.
+    """Makes the rows of timm's RandAugment at a level from 0 to 10.
 
-    Args:
-      level: from 0 to 10; the bins are the middles of equally likely parts of the normal
-        distribution about it, with a standard deviation of 0.5, cut off at 0 and 10.
-      fill: values of pixels from outside the image, one for each channel.
+    The bins are the middles of equally likely parts of the normal distribution about the level,
+    with a standard deviation of 0.5, cut off at 0 and 10.
     """
     noise = statistics.NormalDist(level, TIMM_NOISE)
     level_M = [noise.inv_cdf((i + 0.5) / TIMM_BINS) for i in range(TIMM_BINS)]
@@ -177,9 +170,9 @@ def _tables(
 
 
 def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
-    """Output → input map of pixel coordinates, with torchvision's centres and Pillow's rounding.
+    """Returns the map from output to input pixels, with torchvision's centres, Pillow's rounding.
 
-    Torchvision moves an image by whole pixels, timm by parts of them, the other way.
+    torchvision moves an image by whole pixels; timm moves it by fractions, the other way.
     """
     if op == "Rotate":  # counter-clockwise in degrees, about the centre of the image
         angle = -math.radians(magnitude % 360.0)
@@ -198,14 +191,14 @@ def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple
 
 
 def _fixed_point(matrix: tuple[float, ...]) -> tuple[int, ...]:
-    """Pillow's 16.16 form: the output grid's half-pixel offset goes into the constant terms."""
+    """Returns Pillow's 16.16 form; the grid's half-pixel offset goes into the constant terms."""
     a, b, c, d, e, f = matrix
     values = (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)
     return tuple(math.floor(value * 65536.0 + 0.5) for value in values)
 
 
 def _products(op: str, magnitude: float) -> np.ndarray:
-    """Float32 (512,): factor·(pixel - base) for blends, the output itself for look-up ops."""
+    """Returns float32 (512,): factor·(pixel - base) for blends, the output for look-up ops."""
     difference_V = np.arange(TABLE_SIZE, dtype=np.float32) - np.float32(TABLE_ZERO)
     if op in ("Brightness", "Color", "Contrast", "Sharpness"):
         return np.float32(1.0 + magnitude) * difference_V
@@ -224,12 +217,12 @@ def _products(op: str, magnitude: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def autocontrast_shortfall() -> np.ndarray:
-    """The values that float64 stretching leaves one below the exact ones: uint32 (low, span).
+    """Returns which values float64 stretching leaves one too low: uint32 bits by (low, span).
 
-    ImageOps.autocontrast truncates i·scale - low·scale, both products rounded to float64. Where
-    the exact value 255·(i - low)/span is a whole number, rounding can leave it just short, and the
-    result is one less. With g = gcd(255, span) those whole numbers are the multiples of 255/g: bit
-    j of an entry tells whether j·255/g comes out short. (No span with g > 17 has any.)
+    ImageOps.autocontrast truncates i·scale - low·scale, both products rounded to float64. If the
+    exact value 255·(i - low)/span is a whole number, rounding can leave it just short. With
+    g = gcd(255, span) those whole numbers are the multiples of 255/g: bit j of an entry is set if
+    j·255/g is short. No span with g > 17 has any.
     """
     shortfall = np.zeros((256, 256), np.uint32)
     for span in range(1, 256):

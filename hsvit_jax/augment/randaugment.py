@@ -1,36 +1,20 @@
-"""RandAugment's ops on batches of uint8 images, equal to Pillow's to the last bit.
+"""Applies RandAugment's ops to batches of uint8 images, equal to Pillow's to the last bit.
 
-One op is one row of `op_tables.OpTables`. Applying a row takes one gather for its geometry and one
-for its colours, whatever the op is, so a batch of different ops costs no more than a batch of one.
+One op is one row of `op_tables.OpTables`. Every row takes one gather for geometry and one for
+colours, so a batch of different ops costs no more than a batch of one.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment.op_tables import (
-    BASE_GREY,
-    BASE_MEAN,
-    BASE_SMOOTH,
-    LUT_EQUALIZE,
-    LUT_STATIC,
-    TABLE_SIZE,
-    TABLE_ZERO,
-    OpTables,
-    autocontrast_shortfall,
-)
+from hsvit_jax.augment import op_tables as ops
 
 
-def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
-    """Applies one op to every image; its result depends on that image and its row alone.
+def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
+    """Applies to every uint8 image, C 1 or 3, the op of its row of `tables`, int32 (B,).
 
-    Args:
-      images_BHWC: uint8 (B, H, W, C), C 1 or 3.
-      row_B: int32 (B,), rows of `tables`.
-      tables: made for images of this size.
-
-    Returns:
-      uint8 (B, H, W, C); pixels that come from outside the image are `tables.fill`.
+    `tables` are made for images of this size; pixels from outside are `tables.fill`.
     """
     _, height, width, _ = images_BHWC.shape
     affine_B6 = jnp.asarray(tables.affine_R6)[row_B]
@@ -46,10 +30,7 @@ def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> ja
 def gather_pixels(
     images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Array, fill: tuple[int, ...] = (0,)
 ) -> jax.Array:
-    """Gathers pixel (row, column) of each image; `fill` where it lies outside.
-
-    The places are int32 and broadcast: an axis along which all are the same may have length 1.
-    """
+    """Gathers pixel (row, column) of each image, int32 that broadcast; `fill` if it is outside."""
     batch, height, width, channels = images_BHWC.shape
     inside_BHW = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
     flat_BHW = jnp.where(inside_BHW, row_BHW * width + column_BHW, 0)
@@ -60,14 +41,14 @@ def gather_pixels(
     return jnp.where(inside_BHW[..., None], gathered_BHWC, jnp.asarray(fill, images_BHWC.dtype))
 
 
-def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
+def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
     """Computes clip(trunc(base + table[pixel - base + 255])): a blend, or a look-up with base 0."""
     pixels_BHWC = images_BHWC.astype(jnp.int32)
     base_BHWC = _base(pixels_BHWC, jnp.asarray(tables.base_R)[row_B])
     table_BCV = _table(pixels_BHWC, row_B, tables)
     batch, channels, size = table_BCV.shape
     # One flat table per image keeps this a gather with a single index.
-    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + TABLE_ZERO
+    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + ops.TABLE_ZERO
     at_BHWC = pixels_BHWC - base_BHWC + offset_C[None, None, None, :]
     product_BHWC = jax.vmap(lambda table, place: table.at[place].get(mode="promise_in_bounds"))(
         table_BCV.reshape(batch, channels * size), at_BHWC
@@ -77,20 +58,19 @@ def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax
 
 
 def _base(pixels_BHWC: jax.Array, base_B: jax.Array) -> jax.Array:
-    """The image's partner in a blend, int32 (B, H, W, C): black, its grey, mean grey, or smooth."""
+    """Returns an image's partner in a blend, int32: black, its grey, mean grey, or smooth."""
     grey_BHW1 = _grey(pixels_BHWC)
     count = grey_BHW1.shape[1] * grey_BHW1.shape[2]
     total_B111 = jnp.sum(grey_BHW1, axis=(1, 2, 3), keepdims=True)
     mean_B111 = (2 * total_B111 + count) // (2 * count)  # rounded half up
     base_B111 = base_B[:, None, None, None]
-    flat_BHW1 = jnp.where(
-        base_B111 == BASE_GREY, grey_BHW1, jnp.where(base_B111 == BASE_MEAN, mean_B111, 0)
-    )
-    return jnp.where(base_B111 == BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
+    flat_BHW1 = jnp.where(base_B111 == ops.BASE_MEAN, mean_B111, 0)
+    flat_BHW1 = jnp.where(base_B111 == ops.BASE_GREY, grey_BHW1, flat_BHW1)
+    return jnp.where(base_B111 == ops.BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
 
 
 def _grey(pixels_BHWC: jax.Array) -> jax.Array:
-    """ITU-R 601 luma in Pillow's 16-bit fixed point; one channel is its own grey."""
+    """Returns ITU-R 601 luma in Pillow's 16-bit fixed point; one channel is its own grey."""
     if pixels_BHWC.shape[-1] == 1:
         return pixels_BHWC
     red, green, blue = (pixels_BHWC[..., i, None] for i in range(3))
@@ -98,7 +78,7 @@ def _grey(pixels_BHWC: jax.Array) -> jax.Array:
 
 
 def _smooth(pixels_BHWC: jax.Array) -> jax.Array:
-    """3×3 mean with weight 5 in the middle, rounded to nearest; the outermost pixels are kept."""
+    """Returns the 3×3 mean with weight 5 in the middle, rounded; the outermost pixels stay."""
     _, height, width, _ = pixels_BHWC.shape
     if height < 3 or width < 3:
         return pixels_BHWC
@@ -108,17 +88,16 @@ def _smooth(pixels_BHWC: jax.Array) -> jax.Array:
     return pixels_BHWC.at[:, 1:-1, 1:-1].set((2 * total + 13) // 26)
 
 
-def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
+def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
     batch, _, _, channels = pixels_BHWC.shape
     static_BV = jnp.asarray(tables.products_TV)[jnp.asarray(tables.table_R)[row_B]]
-    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, TABLE_SIZE))
+    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, ops.TABLE_SIZE))
     lut_B11 = jnp.asarray(tables.lut_R)[row_B][:, None, None]
-    lut_BCV = jnp.where(
-        lut_B11 == LUT_EQUALIZE, _equalize_lut(pixels_BHWC), _autocontrast_lut(pixels_BHWC)
-    )
-    before, after = TABLE_ZERO, TABLE_SIZE - TABLE_ZERO - 256
+    equal_BCV, contrast_BCV = _equalize_lut(pixels_BHWC), _autocontrast_lut(pixels_BHWC)
+    lut_BCV = jnp.where(lut_B11 == ops.LUT_EQUALIZE, equal_BCV, contrast_BCV)
+    before, after = ops.TABLE_ZERO, ops.TABLE_SIZE - ops.TABLE_ZERO - 256
     dynamic_BCV = jnp.pad(lut_BCV, ((0, 0), (0, 0), (before, after))).astype(jnp.float32)
-    return jnp.where(lut_B11 == LUT_STATIC, static_BCV, dynamic_BCV)
+    return jnp.where(lut_B11 == ops.LUT_STATIC, static_BCV, dynamic_BCV)
 
 
 def _equalize_lut(pixels_BHWC: jax.Array) -> jax.Array:
@@ -143,7 +122,7 @@ def _autocontrast_lut(pixels_BHWC: jax.Array) -> jax.Array:
     """Stretches each channel to 0..255: int32 (B, C, 256), as ImageOps.autocontrast in float64."""
     low_BC1 = jnp.min(pixels_BHWC, axis=(1, 2))[..., None]
     span_BC1 = jnp.max(pixels_BHWC, axis=(1, 2))[..., None] - low_BC1
-    short_BC1 = jnp.asarray(autocontrast_shortfall())[low_BC1, span_BC1]
+    short_BC1 = jnp.asarray(ops.autocontrast_shortfall())[low_BC1, span_BC1]
     steps_BC1 = jnp.asarray(np.gcd(255, np.arange(256)).astype(np.int32))[span_BC1]
     value_11V = jnp.arange(256, dtype=jnp.int32)[None, None, :]
     safe_span_BC1 = jnp.maximum(span_BC1, 1)

@@ -1,6 +1,6 @@
-"""Random resized crops: a box of each image, enlarged to its size as Pillow does bilinearly.
+"""Enlarges a random box of each image to its size, to the bit as Pillow does bilinearly.
 
-A box never exceeds the image, so nothing is shrunk and two pixels a side decide every new one.
+A box never exceeds the image, so two pixels a side decide every new one.
 """
 
 import jax
@@ -11,29 +11,22 @@ from hsvit_jax.augment.random_bits import box_sizes, example_bits, whole_number
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
-# Apart from the words of the other augmentations, which stay what they were.
+# A stream of its own keeps the draws of the other augmentations.
 _STREAM = 1
 _Y, _X = range(2)
 _AREA, _RATIO = slice(2, 2 + TRIES), slice(2 + TRIES, 2 + 2 * TRIES)
 _WORDS = 2 + 2 * TRIES
-_BITS = 22  # of Pillow's fixed-point weights
+_BITS = 22  # Pillow's fixed-point weights have as many
 
 
 def random_boxes(
     key: jax.Array, indices_B: jax.Array, size: tuple[int, int], area: tuple[float, float]
 ) -> jax.Array:
-    """Draws a box for each example, from (key, its index) alone.
+    """Draws a box for each example: int32 (B, 4), top, left, rows, columns.
 
     Its share of the image's area is uniform in `area`, its ratio of columns to rows log-uniform in
-    3/4..4/3, its place uniform. The first of ten tries that fits is taken; where none does, the
-    largest centred box whose ratio is the nearest one allowed. Source: torchvision's
-    RandomResizedCrop.
-
-    Args:
-      area: least and largest share of their area.
-
-    Returns:
-      int32 (B, 4): top, left, rows, columns.
+    3/4..4/3, its place uniform. The first of ten tries that fits counts; if none does, the largest
+    centred box of the nearest allowed ratio. Source: torchvision's RandomResizedCrop.
     """
     height, width = size
     bits_BS = example_bits(jax.random.fold_in(key, _STREAM), indices_B, _WORDS)
@@ -47,7 +40,7 @@ def random_boxes(
 
 
 def _centred(height: int, width: int) -> tuple[int, int, int, int]:
-    """The largest centred box of an allowed ratio: top, left, rows, columns."""
+    """Returns the largest centred box of an allowed ratio: top, left, rows, columns."""
     narrowest, widest = RATIO
     rows, columns = height, width
     if width / height < narrowest:
@@ -60,14 +53,7 @@ def _centred(height: int, width: int) -> tuple[int, int, int, int]:
 def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Array) -> jax.Array:
     """Enlarges a box of each image to the size of the image, mirrored where `mirrored_B` is set.
 
-    Each pass, columns first, is in Pillow's fixed point, so that cropping and resizing with Pillow
-    gives the same bits.
-
-    Args:
-      boxes_B4: int32 (B, 4), top, left, rows and columns of boxes inside the image.
-
-    Returns:
-      uint8 (B, H, W, C).
+    Each pass, columns first, is in Pillow's fixed point.
     """
     _, height, width, _ = images_BHWC.shape
     top_B, left_B, rows_B, columns_B = (boxes_B4[:, i] for i in range(4))
@@ -105,7 +91,7 @@ def _pass(
 
 
 def _weight(part: jax.Array, size: int) -> jax.Array:
-    """part/(2·size), rounded to a whole number of 2^-22; in two halves that stay within int32."""
+    """Returns part/(2·size) in units of 2^-22, rounded; computed in two halves within int32."""
     half = 1 << (_BITS // 2)
     high = part * half // (2 * size)
     low = ((part * half - high * (2 * size)) * half + size) // (2 * size)

@@ -1,10 +1,10 @@
-"""Steps of work that the benchmark times, as the trainer and the evaluation make them."""
+"""Steps of work to time, as the trainer and the evaluation make them."""
 
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -17,13 +17,12 @@ from hsvit_jax.train import batches, evaluate, step
 from hsvit_jax.weights.stored import averaged
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One step of some work, ready to be taken again and again."""
+class Job(NamedTuple):
+    """A repeatable step of some work."""
 
     take: Callable[[], Any]
     images: int  # per step
-    compiled: Any = None  # the step's program, where it is one program
+    compiled: Any = None  # the step's program, if it is one program
     compile_seconds: float | None = None
 
 
@@ -31,22 +30,21 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
     """Prepares a training run, on random images of the data set's shape unless `real_data`.
 
     Raises:
-        ValueError: it cannot be trained, or its data do not fit in memory.
+        ValueError: the configuration cannot be trained, or its data do not fit in memory.
     """
     dataset = train.load_data(config) if real_data else _random_dataset(config)
-    if not real_data:  # the number of random images must not choose the recipe
+    if not real_data:  # their number must not choose the recipe
         config = config.with_user({**config.user, "recipe": config.recipe})
     run = train.prepare(config, dataset=dataset, devices=devices)
     if not run.dataset.resident:
         raise ValueError(
-            f"{run.config.data.name} does not fit in memory, and reading it from disk is not what "
-            "is timed here: leave out --data for random images of its shape"
+            f"{run.config.data.name} does not fit in memory: remove --data to time random images"
         )
     return run
 
 
 def _random_dataset(config: ml_collections.ConfigDict) -> Any:
-    """Eight batches of random images with the shape and classes of the configuration's data."""
+    """Eight batches of random images, shaped like the configuration's data."""
     info = data.describe(config.data.name, config.data.dir or None)
     resolved = config_lib.resolve(config, info)
     shape = (8 * resolved.train.batch, *resolved.data.image_size, resolved.data.channels)
@@ -61,20 +59,20 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
 
 
 def compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-    """Compiles a jitted function for these arguments; returns it and the seconds that took."""
+    """Compiles a jitted function for these arguments; returns it and the seconds."""
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 
 def augmentation(run: Any, augmented: bool) -> augment.Augment:
-    """Returns the run's augmentation or, unless `augmented`, its normalisation alone."""
+    """Returns the run's augmentation, or only its normalisation unless `augmented`."""
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
 
 def train_job(run: Any, augmented: bool) -> Job:
-    """Builds the training step; its batch is gathered from a data set on the devices."""
+    """Builds the training step, with its gathering of a batch on the devices."""
     state, source = step.first_state(run), batches.resident(run, 0)
     train_step = step.jit_step(run, augmentation(run, augmented))
     compiled, seconds = compile(train_step, state, next(source))
@@ -88,7 +86,7 @@ def train_job(run: Any, augmented: bool) -> Job:
 
 
 def input_job(run: Any, augmented: bool) -> Job:
-    """Builds the batch of a training step: gathered on the devices, and augmented."""
+    """Builds the batch of a training step, gathered on the devices and augmented."""
     settings, key = augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
@@ -102,7 +100,7 @@ def input_job(run: Any, augmented: bool) -> Job:
 
 
 def infer_job(run: Any, _: bool) -> Job:
-    """Builds the evaluation forward, on a batch that lies on the devices."""
+    """Builds the evaluation's forward pass on a batch that lies on the devices."""
     batch = run.config.train.batch
     forward = evaluate.make_forward(run.model, run.mesh, run.config, run.config.mesh.aggregate)
     params, stats = averaged(step.first_state(run))
@@ -122,12 +120,6 @@ def eval_job(run: Any, _: bool) -> Job:
 
 #: Kind of work → its `Job`, of a run and whether images are augmented.
 JOBS = {"train": train_job, "infer": infer_job, "input": input_job, "eval": eval_job}
-
-
-def views_of_an_image(config: ml_collections.ConfigDict) -> int:
-    """Counts the views of an image that an evaluation sends through the network (eval.tta)."""
-    image = jax.ShapeDtypeStruct((1, 2, 2, 1), np.float32)
-    return jax.eval_shape(lambda x: evaluate.tta_views(x, config.eval.tta), image).shape[0]
 
 
 def timed(take: Callable[[], Any], steps: int) -> list[float]:

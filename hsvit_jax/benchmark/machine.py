@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.ops import conv_direct
 
-# Sides of the square product and batches of the convolution that show a machine's peak.
+# Side of the square product and batch of the convolution that measure the peak, by back end.
 _PEAK_SIZES = {"cpu": (2048, 32)}
 _PEAK_SIZES_ACCELERATOR = (8192, 512)
 
@@ -23,11 +23,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def measure_peak(dtype: str) -> dict:
-    """Measures the peak FLOP/s of one device, the best of 5 square products or 3×3 convolutions.
-
-    Args:
-        dtype: 'float32' or 'bfloat16', at jax's default precision.
-    """
+    """Measures the peak FLOP/s of one device: the best of 5 square products or 3×3 convolutions."""
     side, batch = _PEAK_SIZES.get(jax.default_backend(), _PEAK_SIZES_ACCELERATOR)
     square = jnp.ones((side, side), dtype)
     maps, kernel = jnp.ones((batch, 32, 32, 128), dtype), jnp.ones((3, 3, 128, 128), dtype)
@@ -43,17 +39,13 @@ def measure_peak(dtype: str) -> dict:
 
 
 def program_record(compiled: Any) -> dict:
-    """XLA's costs of the timed program, per device; a loop's body is counted once."""
-    if compiled is None:
-        return {"program": None}
+    """Returns XLA's costs of the timed program, per device; it counts a loop's body once."""
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return {
-        "program": {
-            "flops": cost.get("flops"),
-            "bytes_accessed": cost.get("bytes accessed"),
-            "temp_bytes": memory.temp_size_in_bytes,
-            "argument_bytes": memory.argument_size_in_bytes,
-        }
+        "flops": cost.get("flops"),
+        "bytes_accessed": cost.get("bytes accessed"),
+        "temp_bytes": memory.temp_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
     }
 
 

@@ -15,14 +15,13 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
 
     Args:
         ours: the words of a command that prints a JSON line with `images_per_second`.
-        theirs: another, for a shell.
+        theirs: the same, for a shell.
 
     Returns:
-        the fields of the JSON line; `ratio` is the median over rounds of ours/theirs, each pair
-        measured one after the other.
+        the fields of the JSON line; `ratio` is the median over rounds of ours/theirs.
 
     Raises:
-        ValueError: a command fails or prints no such line; the message ends with its last words.
+        ValueError: a command fails or prints no such line; the message ends with its last lines.
     """
     runs: dict[str, list[dict]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
@@ -51,7 +50,7 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
 
 def _run(command: list[str] | str, what: str) -> dict:
     """Runs a command and returns its JSON line, with `peak_memory_bytes` where it states none."""
-    # Output goes through files, because `wait4` must be the one to reap the process.
+    # Output goes through files, as `wait4` must reap the process.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = isinstance(command, str)
         process = subprocess.Popen(command, shell=shell, stdout=out, stderr=err)
@@ -69,8 +68,8 @@ def _run(command: list[str] | str, what: str) -> dict:
         why = "printed no JSON line with a positive images_per_second"
         if process.returncode:
             why = f"failed with code {process.returncode}"
-        tail = "\n".join(errors.strip().splitlines()[-10:]) or "(nothing on standard error)"
-        raise ValueError(f"{what} {why}; its last words:\n{tail}")
+        tail = "\n".join(errors.strip().splitlines()[-10:]) or "(standard error is empty)"
+        raise ValueError(f"{what} {why}; its last lines:\n{tail}")
     if not _is_positive(record.get("peak_memory_bytes")):
         record["peak_memory_bytes"] = usage.ru_maxrss * machine.RSS_UNIT
     return record

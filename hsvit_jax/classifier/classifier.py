@@ -1,6 +1,6 @@
-"""Loading a trained network from a checkpoint and classifying images with it.
+"""Loads a trained network from a checkpoint, and classifies images with it.
 
-Networks, and Flax with them, are imported where one is built: that takes as long as importing jax.
+Networks, and Flax with them, are imported where one is built, as that takes long.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ class Classifier:
     """A trained network, with the names of its classes.
 
     Attributes:
-      config: the configuration it was trained with.
+      config: the configuration of its training.
       class_names: the name of each logit.
       model, params, stats: the network and its arrays.
-      step: of the checkpoint.
+      step: the checkpoint's step.
       mesh: the devices it runs on.
-      aggregate: how they add the groups' CLS tokens, see `mesh.spread`.
-      fingerprint: identifies the training data, where it is known.
-      temperature: by which `predict` divides logits, such as a report's calibration has found.
+      aggregate: how the devices add the groups' CLS tokens, see `mesh.spread`.
+      fingerprint: identifies the training data; None if unknown.
+      temperature: divides the logits in `predict`; a report's calibration finds it.
     """
 
     config: Any = dataclasses.field(repr=False)
@@ -62,13 +62,12 @@ class Classifier:
         """Computes logits.
 
         Args:
-          images: one image or several: paths, Pillow images or arrays of any size, uint8 or floats
-            from 0 to 1, fitted to the network's size as in training; see `data.fit_image`. An array
-            of several is (B, H, W) or (B, H, W, C).
-          batch: images at a time; by default those of an evaluation (`config.eval_batch`).
+          images: one image or several, each a path, a Pillow image or an array of any size, uint8
+            or floats from 0 to 1; see `data.fit_image`. An array of several is (B, H, W[, C]).
+          batch: images at a time; it defaults to `config.eval_batch`.
 
         Returns:
-          float32 (B, K), of one image (K,).
+          float32 (B, K); for one image (K,).
 
         Raises:
           BadImage: an image cannot be used.
@@ -80,7 +79,7 @@ class Classifier:
             return np.zeros((0, len(self.class_names)), np.float32)
         batch, count = batch or config_lib.eval_batch(self.config), len(images_BHWC)
         size = min(batch, 1 << (count - 1).bit_length())
-        if size > count:  # few sizes of batches, as each is compiled
+        if size > count:  # each size of a batch is compiled
             images_BHWC = images_BHWC[[*range(count), *[0] * (size - count)]]
         split = data.Split(np.zeros(len(images_BHWC), np.int32), images_BHWC)
         out = []
@@ -91,13 +90,13 @@ class Classifier:
         return logits_BK[0] if one else logits_BK
 
     def _fitted(self, images: Any) -> tuple[np.ndarray, bool]:
-        """Images as uint8 (B, H, W, C) of the network's size, and whether it was one."""
+        """Images as uint8 (B, H, W, C) of the network's size, and whether there was only one."""
         if isinstance(images, list) and images and isinstance(images[0], list):
             images = np.asarray(images)
         shape, size, channels = getattr(images, "shape", ()), self.image_size, self.channels
         if shape[1:] == (*size, channels) and images.dtype == np.uint8:
             return np.asarray(images), False
-        picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
+        picture = hasattr(images, "mode") and not shape  # pandas columns have both
         file = isinstance(images, str | bytes | os.PathLike | io.IOBase)
         one = file or picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if not one and len(shape) == 3 and shape[0] == channels == 3:
@@ -118,11 +117,10 @@ class Classifier:
         from hsvit_jax.train import evaluate
 
         forward = evaluate.make_forward(self.model, self.mesh, self.config, self.aggregate)
-        whole = mesh_lib.replicated(self.mesh)  # every process has the answers
-        return jax.jit(forward, out_shardings=whole)
+        return jax.jit(forward, out_shardings=mesh_lib.replicated(self.mesh))
 
     def predict(self, images: Any) -> np.ndarray:
-        """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images.
+        """Computes class probabilities of `images` (see `logits`), float32 (B, K) or (K,).
 
         Raises:
           BadImage: an image cannot be used.
@@ -131,26 +129,26 @@ class Classifier:
         logits = self.logits(images).astype(np.float64) / self.temperature
         if not np.isfinite(logits).all():
             raise ValueError(
-                f"the logits of the network of step {self.step} are not finite, so it has no "
-                "answer: take another checkpoint (which=, --which), or train it again"
+                f"the logits of step {self.step} are not finite: choose another checkpoint "
+                "(which=, --which)"
             )
         odds = np.exp(logits - logits.max(-1, keepdims=True))
         return (odds / odds.sum(-1, keepdims=True)).astype(np.float32)
 
     def embed(self, images: Any) -> np.ndarray:
-        """Computes embeddings: what the classifier's linear map sees, for HSViT the mean CLS token.
+        """Computes the input of the classifier's linear map, for HSViT the mean CLS token.
 
         Args:
           images: as for `logits`.
 
         Returns:
-          float32 (B, D), of one image (D,).
+          float32 (B, D); for one image (D,).
         """
         return self._embedder.logits(images)
 
     @cached_property
     def _embedder(self) -> "Classifier":
-        """The same network with the identity for a classifier: its logits are embeddings."""
+        """The same network with the identity as its classifier."""
         fetched = mesh_lib.fetch(self.mesh, self.params)
         other = self.model.resized(num_classes=len(self.class_names) + 1)
         other_params, _ = other.init_shapes()
@@ -170,30 +168,40 @@ class Classifier:
         return dataclasses.replace(self, model=model, params=params, class_names=names)
 
     def explain(self, images: Any) -> Any:
-        """Computes what the command visualize draws: attention, feature maps, votes by group.
+        """Computes the arrays that `hsvit visualize` draws: attention, feature maps, votes.
 
         Args:
           images: as for `logits`.
 
         Returns:
-          `views.Views` of each image in a list, of one image its own.
+          a list with the `views.Views` of each image; for one image its own.
 
         Raises:
           ValueError: the network has nothing to show.
         """
+        from hsvit_jax.classifier import views
+
         images_BHWC, one = self._fitted(images)
-        found = [self._viewer(image_HWC) for image_HWC in images_BHWC]
+        found, voters_G = [], self.voters_G if self.model.voters else None
+        for image_HWC in images_BHWC:
+            arrays = jax.device_get(self._arrays(self.params, self.stats, image_HWC[None]))
+            found.append(views.views_of(self.model, arrays, voters_G=voters_G))
         return found[0] if one else found
 
     @cached_property
-    def _viewer(self) -> Any:
-        from hsvit_jax.classifier import views
+    def _arrays(self) -> Any:
+        """The network's views of a batch, compiled once for each instance."""
 
-        return views.make_viewer(self)
+        def arrays(params: dict, stats: dict, images_BHWC: jax.Array) -> dict[str, Any]:
+            pixels = self.config.data
+            x_BHWC = augment.normalise(images_BHWC, tuple(pixels.mean), tuple(pixels.std))
+            return self.model.views(params, stats, x_BHWC)
+
+        return jax.jit(arrays, out_shardings=mesh_lib.replicated(self.mesh))
 
     @cached_property
     def voters_G(self) -> np.ndarray:
-        """Says which attention groups vote, float32 (G,): 0 for those lost in training."""
+        """The votes of the attention groups, float32 (G,): 0 for those lost in training."""
         votes_G = np.ones(self.model.config.groups, np.float32)
         votes_G[sorted(self.model.silent)] = 0
         if (vote_G := self.model.learned(self.params)) is not None:
@@ -201,13 +209,10 @@ class Classifier:
         return votes_G
 
     def cut(self, count: int) -> tuple[list[Any], Any]:
-        """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
-
-        Args:
-          count: of parts, a divisor of the network's towers or attention groups.
+        """Cuts an HSViT into `count` parts and a head that run separately (`models.hsvit.parts`).
 
         Raises:
-          ValueError: the network has no groups, or they do not split.
+          ValueError: `count` does not divide the network's towers or attention groups.
         """
         from hsvit_jax.models.hsvit import parts
 
@@ -217,7 +222,7 @@ class Classifier:
         return parts.cut(self.model, params, stats, count, normalise)
 
     def fused(self) -> "Classifier":
-        """Builds the same network for inference: a FastViT's branches as single convolutions.
+        """Builds the same network for inference: a FastViT's branches become single convolutions.
 
         Raises:
           ValueError: the network has nothing to fuse.
@@ -232,15 +237,14 @@ class Classifier:
         """Evaluates images with labels: a data set's test split, or a split.
 
         Args:
-          dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. All images of a
-            folder or a table are evaluated, unless they are the run's own, by whatever path.
+          dataset: it, or its name, such as 'cifar10' or 'folder=photos'. Every image of a folder or
+            table is evaluated, unless the network was trained on that folder or table.
 
         Returns:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
 
         Raises:
-          ValueError: the data set has a class that the network does not know, images of another
-            shape, or no test images.
+          ValueError: a class is unknown, images have another shape, or there are none.
         """
         if isinstance(dataset, str):
             dataset = self._load_data(dataset)
@@ -248,11 +252,13 @@ class Classifier:
             info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
             if (tuple(info.image_size), info.channels, info.fit) != mine:
                 names = "image_size={}, channels={}, fit={!r}".format(*mine)
-                raise ValueError(
-                    f"the network sees {names}: give these to from_arrays and the like"
-                )
+                raise ValueError(f"the network needs {names}: pass these to from_arrays")
             dataset = self.relabelled(dataset.test, dataset.info)
-        self._check_split(dataset)
+        classes, labels, images = len(self.class_names), dataset.labels, dataset.images
+        if len(labels) and not 0 <= np.min(labels) <= np.max(labels) < classes:
+            raise ValueError(f"labels must number the network's {classes} class_names from 0")
+        if images is not None and images.dtype != np.uint8:
+            raise ValueError(f"images must be uint8, not {images.dtype}: use hsvit_jax.from_arrays")
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
 
     def _load_data(self, name: str) -> data.Dataset:
@@ -266,7 +272,7 @@ class Classifier:
         return train.load_data(config, test_only=not own and name.startswith(("folder=", "csv=")))
 
     def trained_on(self, config: Any) -> bool:
-        """Says whether a configuration names the images of the training, by another path."""
+        """Returns whether a configuration names the training images, by any path."""
         from hsvit_jax import train
 
         if self.fingerprint is None or not config.data.name.startswith(("folder=", "csv=")):
@@ -276,17 +282,6 @@ class Classifier:
         found = train.load_data(whole, test_only=True)
         return found.subset(config.data.fraction).fingerprint == self.fingerprint
 
-    def _check_split(self, split: data.Split) -> None:
-        """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
-        classes, images = len(self.class_names), split.images
-        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) < classes:
-            raise ValueError(f"labels must number the {classes} class_names of the network from 0")
-        if images is not None and images.dtype != np.uint8:
-            raise ValueError(
-                f"images of a split must be uint8, got {images.dtype}: give them to "
-                "hsvit_jax.from_arrays, which takes floats from 0 to 1 too"
-            )
-
     @cached_property
     def _evaluator(self) -> Any:
         """The evaluation, compiled once for each instance."""
@@ -295,7 +290,7 @@ class Classifier:
         return evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
 
     def relabelled(self, split: data.Split, info: data.DataInfo) -> data.Split:
-        """Numbers the labels of a data set's split as the network's classes, by their names.
+        """Renumbers the labels of a data set's split as the network's classes, by their names.
 
         Raises:
           ValueError: the data set has a class that the network does not know.
@@ -304,8 +299,8 @@ class Classifier:
         if extra := [name for name in names if name not in known]:
             raise ValueError(
                 f"{info.name} has classes that the network does not know: {few(extra)}; it knows "
-                f"{few(known)}. Name the classes alike: class_names of from_arrays, or "
-                "--class_names of hsvit convert"
+                f"{few(known)}. Rename them: class_names of from_arrays, or hsvit convert "
+                "--class_names"
             )
         numbers_K = np.array([known.index(name) for name in names], np.int32)
         return dataclasses.replace(split, labels=numbers_K[split.labels])
@@ -327,14 +322,11 @@ def load(
     """Loads a trained network.
 
     Args:
-      path: a run's folder, a checkpoint folder, an exported file, or a network of the zoo
-        ('zoo:c2a2-digits').
-      which: of checkpoints: 'best' (the latest where none was evaluated), 'latest', or a step.
-      devices: to run on; all of jax's, of all processes, by default. With several processes all
-        call this, and then the same methods, alike, unless the devices are this process's own.
-      group, data: of them, those that share the attention groups, and the images of a batch; -1 for
-        the rest.
-      aggregate: 'psum', or 'ordered' for the same bits on any number of devices, or 'bf16'.
+      path: a run's folder, a checkpoint folder, an exported file, or 'zoo:NAME'.
+      which: the checkpoint: 'best' (or the latest if none was evaluated), 'latest', or a step.
+      devices: they default to all of all processes, which then must call the same methods.
+      group, data: devices that share the attention groups, and the images; -1 takes the rest.
+      aggregate: 'psum', 'ordered' for equal bits on any number of devices, or 'bf16'.
 
     Raises:
       ValueError: there is no good checkpoint or file, another process has another one, or the
@@ -367,21 +359,20 @@ def build_model(
     channels: int = 3,
     num_classes: int = 10,
 ) -> Any:
-    """Builds a named network without weights.
+    """Builds a named network without weights, with its paper's dropout.
 
     Args:
-      variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant,
-        such as 'vix:vin,hybrid'.
+      variant: 'c2a2', 'c3a4', 'c4a8', or a family with its variant's words, as 'vix:vin,hybrid'.
       image_size: pixels, or (rows, columns).
-      channels: of an image.
-      num_classes: logits.
+      channels: image channels.
+      num_classes: number of logits.
 
     Returns:
-      a network, with its paper's dropout: `init(key)` gives (params, stats), `apply(params, stats,
-      images)` gives (logits, stats).
+      a network: `init(key)` gives (params, stats), `apply(params, stats, images)` gives (logits,
+      stats).
 
     Raises:
-      ValueError: an unknown name or a size that does not fit.
+      ValueError: the name is unknown, or a size does not fit.
     """
     from hsvit_jax import models
 
@@ -389,11 +380,11 @@ def build_model(
     words = [word for word in map(str.strip, variant.partition(":")[2].split(",")) if word]
     if other := [w for w in words if config_lib.is_word(w) and w not in config_lib.SWITCHES]:
         raise ValueError(
-            f"build_model({variant!r}): {few(other)} names no network; a data set's "
-            "sizes are image_size=, channels= and num_classes="
+            f"build_model({variant!r}): {few(other)} names no network; set image_size=, channels= "
+            "and num_classes= for a data set"
         )
     rows, columns = np.broadcast_to(image_size, 2).tolist()
-    own = config_lib.own_dropout(config.model)  # of the default recipe it is another
+    own = config_lib.own_dropout(config.model)  # the default recipe sets another
     return models.build(
         config.model.to_dict() | {key.removeprefix("model."): value for key, value in own.items()},
         image_size=(rows, columns),

@@ -16,23 +16,20 @@ from hsvit_jax.text import printable
 
 KINDS = ("votes", "maps", "looks", "matrices", "heads", "features")
 
-_MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
+_MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # most panels side by side
 
 
 def figures(
     views: Views, image_HWC: np.ndarray, classes: tuple[str, ...], title: str
 ) -> Iterator[tuple[str, Any]]:
-    """Draws every kind of view that the network has.
+    """Yields each kind of view that the network has, and its figure.
 
     Args:
-      title: of every figure; the predicted class is added.
-
-    Yields:
-      the kind, of `KINDS`, and its figure.
+      title: title of every figure, before the predicted class.
     """
     odds = np.exp(views.logits_K - views.logits_K.max())
     best = int(odds.argmax())
-    title = f"{title}: taken for {classes[best]} ({odds[best] / odds.sum():.0%})"
+    title = f"{title}: predicted as {classes[best]} ({odds[best] / odds.sum():.0%})"
     if views.votes_GK is not None:
         yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
     if views.groups is not None:
@@ -41,21 +38,18 @@ def figures(
     if s is None:
         return
     if s.attention:
-        heads = min(len(s.attention[0]), _HEADS)
-        maps = [np.stack([by_head.mean(0), *by_head[:heads]]) for by_head in s.attention]
-        names = ["all heads", *(f"head {n}" for n in range(heads))]
-        yield "looks", _attention(s.blocks, maps, names, image_HWC, title, s.queries)
+        maps = [np.stack([by_head.mean(0), *by_head[:_HEADS]]) for by_head in s.attention]
+        yield "looks", _attention(s.blocks, maps, True, image_HWC, title, s.queries)
         yield "matrices", _matrices(s, title)
     if s.head_tokens:
-        names = [f"head {n}" for n in range(len(s.head_tokens[0]))]
         whose = "each head's own token"
-        yield "heads", _attention(s.blocks, s.head_tokens, names, image_HWC, title, whose)
+        yield "heads", _attention(s.blocks, s.head_tokens, False, image_HWC, title, whose)
     if s.features:
         yield "features", _features(s, image_HWC, title)
 
 
 def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[Path], list[str]]:
-    """Writes the PNGs of every image file: OUT/NAME-votes.png and the other kinds there are.
+    """Writes the PNGs of every image file: OUT/NAME-votes.png and the other kinds.
 
     Returns:
       the paths of the PNGs, and the errors of files that are no images.
@@ -64,8 +58,7 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
       ValueError: the network has nothing to show, or `out` is a file.
     """
     by = f" by {config_lib.title(network.config.model)}, step {network.step:,}"
-    views_too = network.config.eval.tta != "none"
-    alone = ", without its other views" if views_too else ""  # which predict averages
+    by += ", without its other views" * (network.config.eval.tta != "none")
     written, errors = [], []
     for path, stem in zip(paths, _stems(paths), strict=True):
         image_HWC = None
@@ -79,7 +72,7 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
         views = network.explain(image_HWC[None])[0]
         if not coordination.is_lead():
             continue
-        title = printable(f"{Path(*path.parts[-2:])}{by}{alone}")
+        title = printable(f"{Path(*path.parts[-2:])}{by}")
         for kind, figure in figures(views, image_HWC, network.class_names, title):
             written.append(out / f"{stem}-{kind}.png")
             artifacts.save_figure(figure, written[-1])
@@ -87,13 +80,13 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
 
 
 def names(paths: Sequence[Path], out: Path) -> set[Path]:
-    """Names the files that `write` may write."""
+    """Returns the files that `write` may write."""
     return {out / f"{stem}-{kind}.png" for stem in _stems(paths) for kind in KINDS}
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
-    """A unique file name stem for each image, numbered where images share a name."""
-    taken: set[str] = set()  # without capitals, which make no other file on macOS and Windows
+    """A unique file name stem for each image, also where file names ignore case."""
+    taken: set[str] = set()
     out = []
     for path in paths:
         stems = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
@@ -103,19 +96,18 @@ def _stems(paths: Sequence[Path]) -> list[str]:
 
 
 def _figure(width: float, height: float, title: str) -> Any:
-    """An empty figure in inches; a `$` in its title is only a dollar sign."""
+    """An empty figure in inches; `$` in its title is plain text."""
     figure = artifacts.figure(width, height, dpi=110)
     figure.suptitle(title, parse_math=False)
     return figure
 
 
-def _show_image(axes: Any, image_HWC: np.ndarray, *, title: str = "image") -> None:
-    grey = image_HWC.shape[2] == 1
-    axes.imshow(image_HWC[..., 0] if grey else image_HWC, cmap="gray", vmin=0, vmax=255)
-    _bare(axes, title)
-
-
-def _bare(axes: Any, title: str = "") -> None:
+def _show(axes: Any, array: np.ndarray, title: str, **style: Any) -> None:
+    """Draws an array or, without a style, an image."""
+    if not style:
+        array = array[..., 0] if array.shape[2] == 1 else array
+        style = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    axes.imshow(array, **style)
     axes.set_title(title, fontsize=9)
     axes.set(xticks=[], yticks=[])
 
@@ -131,123 +123,119 @@ def _votes(
     order = np.argsort(-logits_K, kind="stable")[:_CLASSES]
     order = np.sort(order) if len(order) == len(names) else order
     groups, classes = len(votes_GK), len(order)
-    width, height = 4.5 + 0.55 * classes, max(4.0, 2.2 + 0.28 * groups)
-    figure = _figure(width, height, title)
+    figure = _figure(4.5 + 0.55 * classes, max(4.0, 2.2 + 0.28 * groups), title)
     left, right = figure.subplots(1, 2, width_ratios=(1, 0.12 + 0.22 * classes))
-    _show_image(left, image_HWC)
+    _show(left, image_HWC, "image")
     rows = np.concatenate([votes_GK, logits_K[None]])
     limit = np.nanmax(np.abs(rows[:, order])) or 1.0
-    # An empty row sets the network's answer apart.
-    table = np.concatenate([votes_GK, np.full((1, len(logits_K)), np.nan), logits_K[None]])
+    table = np.insert(rows, groups, np.nan, axis=0)  # an empty row before the network's logits
     drawn = right.imshow(table[:, order], cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     place = {int(k): i for i, k in enumerate(order)}
     lost_G = np.isnan(votes_GK[:, 0])
     choices = np.where(np.append(lost_G, False), -1, rows.argmax(1))
-    for row, choice in zip([*range(groups), groups + 1], choices, strict=True):
-        if int(choice) in place:
-            right.plot(place[int(choice)], row, "o", color="black", markersize=5)
+    for row, choice in zip([*range(groups), groups + 1], choices.tolist(), strict=True):
+        if choice in place:
+            right.plot(place[choice], row, "o", color="black", markersize=5)
     agree, voters = int((choices[:-1] == choices[-1]).sum()), int((~lost_G).sum())
     right.set_title(f"logits of each group's CLS alone: {agree} of {voters} agree", fontsize=9)
-    step = max(1, groups // 32)
-    right.set_yticks([*range(0, groups, step), groups + 1])
-    right.set_yticklabels([f"group {g}" for g in range(0, groups, step)] + ["all groups"])
-    right.set_xticks(range(classes))
-    right.set_xticklabels(
-        [names[k] for k in order], rotation=45, ha="right", rotation_mode="anchor", parse_math=False
-    )
+    shown = range(0, groups, max(1, groups // 32))
+    right.set_yticks([*shown, groups + 1], [*(f"group {g}" for g in shown), "all groups"])
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+    right.set_xticks(range(classes), [names[k] for k in order], **turned)
     right.tick_params(labelsize=8)
     figure.colorbar(drawn, ax=right, label="logit (dot: first choice)")
     return figure
 
 
-def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
-    """A row for each group: its kernels' maps, those that its CLS attends to most first."""
-    count, kernels = groups.shares_GC.shape
-    columns = min(kernels, _MAPS)
-    figure = _figure(1.6 + 0.95 * columns, 1.0 + 1.05 * count, title)
-    grid = figure.subplots(count, columns + 1, squeeze=False)
-    for g, row in enumerate(grid):
-        if g:
-            row[0].axis("off")
-        else:
-            _show_image(row[0], image_HWC)
-        row[0].text(-0.15, 0.5, f"group {g}", transform=row[0].transAxes, ha="right", va="center")
-        top = groups.maps_GCHW[g].max() or 1.0
-        order = np.argsort(-groups.shares_GC[g], kind="stable")[:columns]
-        for axes, c in zip(row[1:], order, strict=True):
-            axes.imshow(groups.maps_GCHW[g, c], cmap="viridis", vmin=0, vmax=top)
-            _bare(axes, f"{g * kernels + c}: {groups.shares_GC[g, c]:.1%}")
-    figure.supxlabel("kernel: attention its map gets from the group's last CLS", fontsize=9)
+def _rows(
+    rows: dict[str, list[tuple]],
+    image_HWC: np.ndarray,
+    inches: tuple[float, float],
+    title: str,
+    foot: str,
+) -> Any:
+    """A figure with a row of panels (array, title, style) for each label, beside the image."""
+    columns = 1 + max(map(len, rows.values()))
+    figure = _figure(inches[0] * columns, 0.8 + inches[1] * len(rows), title)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (label, panels) in zip(grid, rows.items(), strict=True):
+        _show(line[0], image_HWC, label)
+        for axes, (array, name, style) in zip(line[1:], panels, strict=True):
+            _show(axes, array, name, **style)
+    figure.supxlabel(foot, fontsize=9)
     return figure
 
 
-def _by_block(
-    blocks: list[int], columns: int, inches: tuple[float, float], image_HWC: np.ndarray, title: str
-) -> tuple[Any, np.ndarray]:
-    """A figure with a row for each block, and its panels beside the image."""
-    figure = _figure(inches[0] * (columns + 1), 0.8 + inches[1] * len(blocks), title)
-    grid = figure.subplots(len(blocks), columns + 1, squeeze=False)
-    for row, block in zip(grid, blocks, strict=True):
-        _show_image(row[0], image_HWC, title=f"block {block}")
-    return figure, grid[:, 1:]
+def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
+    """A row for each group: its kernels' maps, the ones with most attention first."""
+    rows = {}
+    for g, (maps_CHW, shares_C) in enumerate(zip(groups.maps_GCHW, groups.shares_GC, strict=True)):
+        style = {"cmap": "viridis", "vmin": 0, "vmax": maps_CHW.max() or 1.0}
+        order, first = np.argsort(-shares_C, kind="stable")[:_MAPS], g * len(shares_C)
+        panels = [(maps_CHW[c], f"{first + c}: {shares_C[c]:.1%}", style) for c in order]
+        rows[f"group {g}"] = panels
+    foot = "kernel: attention its map gets from the group's last CLS"
+    return _rows(rows, image_HWC, (1.05, 1.15), title, foot)
 
 
 def _attention(
     blocks: list[int],
     maps: list[np.ndarray],
-    names: list[str],
+    mean_first: bool,
     image_HWC: np.ndarray,
     title: str,
     whose: str,
 ) -> Any:
     """Maps on scales of their own; their titles compare them with even attention to all tokens."""
-    figure, grid = _by_block(blocks, len(names), (1.5, 1.85), image_HWC, title)
-    for row, maps_NHW in zip(grid, maps, strict=True):
-        for axes, weights_HW, name in zip(row, maps_NHW, names, strict=True):
+    rows = {}
+    for block, maps_NHW in zip(blocks, maps, strict=True):
+        heads = [f"head {n}" for n in range(len(maps_NHW) - mean_first)]
+        rows[f"block {block}"] = panels = []
+        for weights_HW, name in zip(maps_NHW, ["all heads"] * mean_first + heads, strict=True):
             drawn = weights_HW / weights_HW.mean()
             low, high = drawn.min(), drawn.max()
-            axes.imshow(drawn, cmap="inferno", vmin=low, vmax=max(high, 1.05 * low))
-            _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{low:.2g} to ×{high:.2g}")
+            style = {"cmap": "inferno", "vmin": low, "vmax": max(high, 1.05 * low)}
+            name = f"{name}: {weights_HW.sum():.0%}\n×{low:.2g} to ×{high:.2g}"
+            panels.append((drawn, name, style))
     scale = "% of all attention, × of an even share; dark: least, bright: most"
-    figure.supxlabel(f"attention of {whose} to the patches ({scale})", fontsize=9)
-    return figure
+    foot = f"attention of {whose} to the patches ({scale})"
+    return _rows(rows, image_HWC, (1.5, 1.85), title, foot)
 
 
 def _matrices(s: Sequences, title: str) -> Any:
     """Tokens × tokens, mean over heads; lines part CLS, patches and head tokens."""
     figure = _figure(max(4.5, 3.4 * len(s.blocks) + 0.4), 3.4, title)
     grid = figure.subplots(1, len(s.blocks), squeeze=False)[0]
+    extra = len(s.head_tokens[0]) if s.head_tokens else 0
     for axes, block, by_head, weights_TS in zip(
         grid, s.blocks, s.attention, s.matrices, strict=True
     ):
         low, high = np.quantile(weights_TS, (0.005, 0.995))  # a few bright tokens hide the rest
-        drawn = axes.imshow(
-            weights_TS, cmap="inferno", vmin=low, vmax=high, interpolation="nearest"
-        )
-        extra, (queries, keys) = len(s.head_tokens[0]) if s.head_tokens else 0, weights_TS.shape
-        before = keys - extra - by_head[0].size  # of each block: a CvT has a CLS in its last stage
+        style = {"cmap": "inferno", "vmin": low, "vmax": high, "interpolation": "nearest"}
+        drawn = axes.imshow(weights_TS, **style)
+        queries, keys = weights_TS.shape
+        before = keys - extra - by_head[0].size  # by block: a CvT has a CLS in its last stage only
         for line, tokens in ((axes.axvline, keys), (axes.axhline, queries)):
             for place in {before, tokens - extra} - {0, tokens}:
                 line(place - 0.5, color="white", linewidth=0.6)
         axes.set_title(f"block {block}", fontsize=9)
         axes.tick_params(labelsize=7)
         figure.colorbar(drawn, ax=axes, shrink=0.6)
-    order = [*(["CLS"] if s.before else []), "patches", *(["head tokens"] if s.head_tokens else [])]
+    order = ", ".join(["CLS"] * bool(s.before) + ["patches"] + ["head tokens"] * bool(extra))
     grid[0].set_ylabel("from token")
-    figure.supxlabel(f"to token ({', '.join(order)}); attention, mean over heads", fontsize=9)
+    figure.supxlabel(f"to token ({order}); attention, mean over heads", fontsize=9)
     return figure
 
 
 def _features(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     """A row for each block: the channels of its tokens that vary most over the image."""
-    columns = min(s.features[0].shape[2], _FEATURES)
-    figure, grid = _by_block(s.feature_blocks, columns, (1.15, 1.35), image_HWC, title)
-    for row, x_HWD in zip(grid, s.features, strict=True):
-        order = np.argsort(-x_HWD.std((0, 1)), kind="stable")[:columns]
-        for axes, d in zip(row, order, strict=True):
+    rows = {}
+    for block, x_HWD in zip(s.feature_blocks, s.features, strict=True):
+        rows[f"block {block}"] = panels = []
+        for d in np.argsort(-x_HWD.std((0, 1)), kind="stable")[:_FEATURES]:
             x_HW = x_HWD[..., d] - np.median(x_HWD[..., d])
             limit = np.abs(x_HW).max() or 1.0
-            axes.imshow(x_HW, cmap="RdBu_r", vmin=-limit, vmax=limit)
-            _bare(axes, f"channel {d}")
-    figure.supxlabel("channels of the tokens that vary most, less their median", fontsize=9)
-    return figure
+            style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+            panels.append((x_HW, f"channel {d}", style))
+    foot = "channels of the tokens that vary most, less their median"
+    return _rows(rows, image_HWC, (1.15, 1.35), title, foot)

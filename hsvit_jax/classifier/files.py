@@ -1,4 +1,4 @@
-"""Image files that are named by hand, and their classes by a network."""
+"""Image files and folders of them, and their predicted classes."""
 
 import json
 import os
@@ -12,27 +12,27 @@ import numpy as np
 from hsvit_jax import data
 from hsvit_jax.artifacts import csv_text
 from hsvit_jax.classifier.classifier import Classifier
-from hsvit_jax.data.listing import tell_others, walk
+from hsvit_jax.data.listing import walk, warn_of_others
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import one_line, printable
 
 
 def listed(paths: Sequence[str]) -> list[Path]:
-    """Lists the files named and the images in the folders named, in order.
+    """Lists the files and the images of the folders in `paths`, in order, each once.
 
     Raises:
-      ValueError: a path does not exist, or there is no image at all.
+      ValueError: a path does not exist, or there is no image.
     """
     files: list[Path] = []
     for name in paths:
         path = Path(name)
-        if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
+        if not os.path.exists(name):  # Path.exists raises for a name that is too long
             raise ValueError(f"no such file or folder: {name}")
         if not path.is_dir():
             files.append(path)
             continue
         tree = walk(path)
-        tell_others(tree)
+        warn_of_others(tree)
         files += [Path(file.path) for file in tree.files]
     if not files:
         raise ValueError(f"no images in {', '.join(paths)}: name image files or folders of them")
@@ -42,18 +42,18 @@ def listed(paths: Sequence[str]) -> list[Path]:
 def predict(
     network: Classifier, paths: Sequence[Path], top_k: int = 5
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Classifies image files, whose pixels are in memory together.
+    """Classifies image files, all in memory together.
 
     Returns:
       a row for each file and rank (file, rank from 1, label, probability), and the errors of files
       that could not be read.
     """
     rows, errors, images, names = [], [], [], []
-    pool = futures.ThreadPoolExecutor(os.cpu_count())  # decoding photos is most of the work
+    pool = futures.ThreadPoolExecutor(os.cpu_count())
     try:
         reads = [pool.submit(network.read, path) for path in paths]
         futures.wait(reads)
-    finally:  # Ctrl-C does not wait for the rest of them
+    finally:  # Ctrl-C cancels the rest
         pool.shutdown(cancel_futures=True)
     for path, image in zip(paths, reads, strict=True):
         try:
@@ -71,11 +71,7 @@ def predict(
 
 
 def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
-    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
-
-    Args:
-      head: whether a CSV begins with its head.
-    """
+    """Formats rows as 'table', 'csv' (with a `head`) or 'json'; control characters are escaped."""
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":

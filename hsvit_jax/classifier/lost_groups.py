@@ -1,8 +1,7 @@
 """Accuracy of a trained network against the number of attention groups lost.
 
-A group's CLS token is one vote, so a network that has lost devices can answer with the surviving
-groups. Each batch goes through the network once; only the average of the votes and the head are
-computed for every subset of groups.
+A group's CLS token is one vote, so a network that lost devices can answer with the surviving
+groups. Each batch goes through the network once; the votes' average and the head run per subset.
 """
 
 import dataclasses
@@ -27,13 +26,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Accuracy, as a fraction of all examples, over subsets that have lost equally many groups.
-
-    Attributes:
-      lost_groups: their number.
-      subsets: how many subsets were evaluated.
-      mean, std, lowest, highest: over the subsets; std is 0 for a single one.
-    """
+    """Accuracy over `subsets` subsets that have lost equally many groups; std is 0 for one."""
 
     lost_groups: int
     subsets: int
@@ -44,31 +37,26 @@ class Point:
 
 
 def units(model: Any) -> np.ndarray:
-    """Lists the units that are lost as one: a group, or all groups of a tower.
+    """Returns the units that are lost together, (U, G) with 1 for each group of a unit.
 
-    Returns:
-      float32 (U, G): 1 where a unit holds the group.
+    A unit is a group, or all groups of a tower.
 
     Raises:
       ValueError: the network has no attention groups.
     """
-    groups = model.voters
-    if not groups:
-        raise ValueError(
-            "this network has no independent attention groups, so none can be lost: a curve of "
-            "votes needs a network with groups"
-        )
-    return np.repeat(np.eye(model.units, dtype=np.float32), groups // model.units, axis=1)
+    if not model.voters:
+        raise ValueError("this network has no independent attention groups, so none can be lost")
+    return np.repeat(np.eye(model.units, dtype=np.float32), model.voters // model.units, axis=1)
 
 
 def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.ndarray]]:
     """Chooses the subsets to evaluate, for 0 to U − 1 lost units in that order.
 
     Args:
-      most: subsets per number of lost units; drawn where there are more.
+      most: most subsets per number of lost units; `seed` draws them if there are more.
 
     Returns:
-      (number of lost groups, those of no unit among them, votes float32 (G,)) for each subset.
+      the number of lost groups, those of no unit included, and the votes (G,) of each subset.
     """
     (count, groups), voters_G = units_UG.shape, units_UG.sum(0)
     chosen = []
@@ -87,7 +75,7 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
 
 
 def evaluate(network: Classifier, split: data.Split, lost: Sequence[str]) -> Any:
-    """Evaluates `split` without the attention groups that are `lost`, by their numbers.
+    """Evaluates `split` without the attention groups of these numbers.
 
     Raises:
       ValueError: the network has no such groups, or none is left.
@@ -98,7 +86,7 @@ def evaluate(network: Classifier, split: data.Split, lost: Sequence[str]) -> Any
     if len(numbers) < len(set(lost)) or not (votes_G * network.voters_G).any():
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has {groups or 'no'} independent "
-            "attention groups; name some of them by their numbers from 0, not all that vote"
+            "attention groups; list their numbers from 0, but not all that vote"
         )
     how = network.model, network.mesh, network.config, network.aggregate
     evaluator = evaluate_lib.make_evaluator(*how, votes_G=votes_G)
@@ -111,7 +99,7 @@ def make_counter(network: Classifier) -> Callable[..., Array]:
 
     Returns:
       a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
-      (S, G); it returns the correct answers of each of the S subsets of groups, int32 (S,).
+      (S, G). It returns the correct answers of each subset, int32 (S,).
     """
 
     def count(params, stats, images_BHWC, labels_B, valid_B, votes_SG) -> Array:
@@ -129,15 +117,12 @@ def make_counter(network: Classifier) -> Callable[..., Array]:
 
 
 def curve(network: Classifier, split: data.Split, most: int = 16) -> list[Point]:
-    """Evaluates `split` with 0 to all but one of the units lost.
+    """Returns a point for each number of lost units, from 0 to all but one.
 
     Args:
-      network: the seed of its configuration draws the subsets.
-      split: one example at least.
+      network: its seed draws the subsets.
+      split: one example or more.
       most: see `subsets`.
-
-    Returns:
-      a point for each number of lost units.
 
     Raises:
       ValueError: the network has no groups.
@@ -161,15 +146,7 @@ def curve(network: Classifier, split: data.Split, most: int = 16) -> list[Point]
 
 
 def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
-    """Writes the points as a CSV and draws them as a PNG beside it.
-
-    Args:
-      path: of the PNG.
-      title: of the figure; a `$` in it is a dollar sign.
-
-    Returns:
-      the paths of the CSV and the PNG.
-    """
+    """Writes the points as a CSV beside the PNG `path`; returns the paths of both."""
     rows = [[round(x, 6) for x in dataclasses.astuple(point)] for point in points]
     head, table = [field.name for field in dataclasses.fields(Point)], path.with_suffix(".csv")
     artifacts.save_csv(table, [head, *rows])

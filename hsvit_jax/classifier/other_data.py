@@ -1,4 +1,4 @@
-"""The images that a network is evaluated on: its run's own, or data that are named anew."""
+"""The images that a network is evaluated on: its run's own, or other data."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,33 +8,33 @@ import ml_collections
 from hsvit_jax import data, train
 from hsvit_jax.runtime import coordination
 
-#: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
+#: The note if a data set's content is not that of the run; one more image changes the splits.
 CHANGED = (
-    "note: {} is not what it was when this network was trained, or is split otherwise: images that "
-    "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
-    "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
+    "note: {} has changed since this network was trained, or is split otherwise: training images "
+    "may be counted here. To evaluate only new images: hsvit eval RUN --config=c2a2:folder=NEW; to "
+    "train on them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
 )
 
 
 def load(
     network: Any, asked: Any = None, split: str | None = None, *, named: bool = False
 ) -> tuple[ml_collections.ConfigDict, str, data.Split]:
-    """Loads the images to evaluate, with notes.
+    """Loads the images to evaluate, and prints notes.
 
     Args:
       network: a `Classifier`.
-      asked: the configuration that names other data; None for the run's own.
-      split: by default the test split; all of other images of a user's own, beside a `named` run.
+      asked: the configuration of other data; None for the run's own.
+      split: defaults to 'test', or to 'all' of a custom folder or table beside a `named` run.
 
     Returns:
       the configuration, the split's name, and its images.
 
     Raises:
-      ValueError: the data cannot be loaded, are of other classes, or have no such split.
+      ValueError: the data cannot be loaded, have other classes, or have no such split.
     """
     config, own, implied = network.config, True, split is None
     if named and asked is not None and not any(key.startswith("data.") for key in asked.user):
-        asked = None  # it names a network alone
+        asked = None  # it names only a network
     if asked is not None:
         config, own = configured(network, asked, asked.user)
     name = config.data.name
@@ -48,8 +48,7 @@ def load(
         coordination.print_once(CHANGED.format(name))
     elif split == "all" and own:
         coordination.print_once(
-            "note: these are the images of the training; --split=test evaluates those that the "
-            "network has not seen"
+            "note: these are the images of the training; set --split=test to evaluate unseen ones"
         )
     part = dataset.test if split == "all" else getattr(dataset, split)
     part = network.relabelled(part, dataset.info)
@@ -64,15 +63,13 @@ def load(
 def configured(
     network: Any, other: ml_collections.ConfigDict, given: Collection[str] = ()
 ) -> tuple[ml_collections.ConfigDict, bool]:
-    """Returns the network's configuration for the data of `other`, and whether those are the images
-    of its training, by whatever path.
+    """Returns the network's configuration for the data of `other`, and whether they trained it.
 
-    The network's own way of evaluating stays. Its share and its validation split are of its own
-    data.
+    The network keeps its way of evaluating. Its share and validation split are for its own data.
 
     Args:
       network: a `Classifier`.
-      given: keys of `other` that were set by hand, and hold for the network's own data too.
+      given: explicit keys of `other`, which hold for the network's own data too.
     """
     config = network.config.copy_and_resolve_references().unlock()
     own, config.data.name = config.data.name == other.data.name, other.data.name

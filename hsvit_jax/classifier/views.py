@@ -1,22 +1,16 @@
 """Views of a network at work on an image, as arrays: attention, feature maps and votes.
 
-The arrays are intermediate activations of the forward pass (`Network.views`), reduced to the views
-of the literature. G groups, N heads, T tokens, K classes, D channels.
+They are activations of the forward pass (`Network.views`), reduced to the literature's views.
+G groups, N heads, T tokens, K classes, D channels.
 
 Source: DHVT supplement, figures 3 to 5 and 7 (attention); HVT paper, figure 3 (feature maps);
 HSViT paper, section 3.1 (one token per kernel, averaged votes).
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-
-from hsvit_jax import augment
-from hsvit_jax import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +18,9 @@ class Groups:
     """Feature maps and attention of an HSViT's groups for one image.
 
     Attributes:
-      maps_GCHW: (G, C/G, H, W), the trunk's feature maps that are each group's tokens.
-      shares_GC: (G, C/G), attention of the last CLS to each of them, mean over heads; what is
-        missing to 1 is attention to itself.
+      maps_GCHW: (G, C/G, H, W), the trunk's feature maps, which are the groups' tokens.
+      shares_GC: (G, C/G), attention of the last CLS to each token, mean over heads. The rest to 1
+        is attention to itself.
     """
 
     maps_GCHW: np.ndarray
@@ -35,19 +29,16 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Attention and features of a vision transformer's tokens, in some blocks, for one image.
-
-    Lists have an element per block.
+    """Attention and features of a vision transformer's tokens for one image, lists by block.
 
     Attributes:
-      blocks: numbers of the blocks whose attention is here, from 1.
+      blocks: numbers, from 1, of the blocks with attention.
       queries: the queries of `attention`, 'CLS' or 'mean of all tokens'.
-      before: tokens before the patches.
+      before: number of tokens before the patches.
       attention: (N, rows, columns), attention of the queries to the patches, by head.
       matrices: (T, T), attention by query and key, mean over heads.
-      head_tokens: (N, rows, columns), attention of the token of head n in head n; empty where the
-        network has no such tokens.
-      feature_blocks: numbers of the blocks whose features are here, from 1.
+      head_tokens: (N, rows, columns), attention of head n's token in head n; may be empty.
+      feature_blocks: numbers, from 1, of the blocks with features.
       features: (rows, columns, D), the tokens after the block.
     """
 
@@ -63,10 +54,7 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """All arrays of one image: logits (K,), votes (G, K) and the rest where the network has it.
-
-    The votes of groups that were lost in training are NaN.
-    """
+    """The arrays of one image; votes of groups that were lost in training are NaN."""
 
     logits_K: np.ndarray
     votes_GK: np.ndarray | None = None
@@ -74,50 +62,32 @@ class Views:
     sequences: Sequences | None = None
 
 
-def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
-    """Compiles a classifier's network to show its views.
+def views_of(
+    model: Any,
+    arrays: dict[str, list[np.ndarray]],
+    example: int = 0,
+    voters_G: np.ndarray | None = None,
+) -> Views:
+    """Selects one example of a batch's views (`model.views` as NumPy arrays).
 
-    Returns:
-      a function of one uint8 image of the network's size, which raises ValueError for a network
-      that has nothing to show.
+    Args:
+      voters_G: 0 for groups that were lost in training.
+
+    Raises:
+      ValueError: the network has nothing to show.
     """
-    model, config = classifier.model, classifier.config
-
-    @partial(jax.jit, out_shardings=mesh_lib.replicated(classifier.mesh))
-    def arrays_of(params: dict, stats: dict, image_HWC: jax.Array) -> dict[str, list[jax.Array]]:
-        x_BHWC = augment.normalise(image_HWC[None], tuple(config.data.mean), tuple(config.data.std))
-        return model.views(params, stats, x_BHWC)
-
-    def view(image_HWC: np.ndarray) -> Views:
-        arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
-        if set(arrays) == {"logits"}:
-            c = config.model
-            raise ValueError(
-                f"{c.variant} ({c.family}) has nothing to show: neither attention weights nor "
-                "groups nor tokens at known places"
-            )
-        views = views_of(model, arrays, 0)
-        if views.votes_GK is None:
-            return views
-        votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
-        return dataclasses.replace(views, votes_GK=votes_GK)
-
-    return view
-
-
-def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:
-    """Selects one example from a batch's views, `model.views` as NumPy arrays."""
+    if set(arrays) == {"logits"}:
+        raise ValueError("this network has nothing to show: no attention, groups or token grid")
     groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in of_kind]
         for kind, of_kind in arrays.items()
     }
-    return Views(
-        logits_K=one["logits"][0],
-        votes_GK=one["votes"][0] if "votes" in one else None,
-        groups=_groups(one) if "maps" in one else None,
-        sequences=_sequences(model, one),
-    )
+    votes_GK = one["votes"][0] if "votes" in one else None
+    if votes_GK is not None and voters_G is not None:
+        votes_GK = np.where(voters_G[:, None] > 0, votes_GK, np.nan)
+    maps = _groups(one) if "maps" in one else None
+    return Views(one["logits"][0], votes_GK, maps, _sequences(model, one))
 
 
 def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:
@@ -149,8 +119,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
     by_head, matrices, head_tokens = [], [], []
     for i in shown:
         weights_NTS, tokens = attention[i], lengths[i]
-        # Not always as many as keys: a CvT strides over keys.
-        queries = weights_NTS.shape[1] - extra
+        queries = weights_NTS.shape[1] - extra  # more than keys in a CvT, which strides over keys
         query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :queries].mean(1)
         by_head.append(on_patches(query_NS, tokens))
         matrices.append(weights_NTS.mean(0))
@@ -159,8 +128,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
             head_tokens.append(on_patches(weights_NTS[heads, tokens + heads], tokens))
     placed = {}
     for i, x_TD in enumerate(arrays.get("tokens", [])):
-        features = model.at_places(x_TD[None])
-        if features is not None:
+        if (features := model.at_places(x_TD[None])) is not None:
             placed[i] = np.asarray(features)[0]
     features = spread_out(list(placed))
     if not shown and not features:
@@ -178,7 +146,7 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
 
 
 def spread_out(items: list[int], most: int = 4) -> list[int]:
-    """Chooses at most `most` items, evenly spaced; a long list gives up its two ends."""
+    """Chooses at most `most` items, evenly spaced; a long list drops its two ends."""
     if len(items) <= most:
         return items
     ends = (1, len(items) - 2) if len(items) >= 2 * most else (0, len(items) - 1)

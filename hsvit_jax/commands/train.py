@@ -8,12 +8,12 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
 from hsvit_jax.commands.trained import JOB
 
-_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
-_STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
+_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name below runs/.")
+_STALL = "Seconds without a step until exit 75; 0: never. Default: 600, for one process 3600."
 
-COMMAND = Command(
-    "Trains a network, or goes on with a run that was stopped.",
-    __name__,
+
+@Command(
+    "Trains a network, or resumes a run that was stopped.",
     "$ --config=configs/c4a8.py\n"
     "$ --config=c2a2:digits --config.train.epochs=5\n"
     "$ --config=c2a2:folder=my_images",
@@ -21,15 +21,18 @@ COMMAND = Command(
         _WORKDIR,
         JOB,
         (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
-        (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
+        (
+            flags.DEFINE_bool,
+            "recoverable",
+            False,
+            "Continue with the groups of surviving processes.",
+        ),
         (flags.DEFINE_bool, "report", True, "Write report.html at the end."),
     ),
     config=EVERYTHING,
     needs_config=True,
 )
-
-
-def run(request: Request) -> int:
+def train(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
     from hsvit_jax.run_report import fit
     from hsvit_jax.runtime import cluster, coordination, signals

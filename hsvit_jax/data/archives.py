@@ -1,7 +1,7 @@
-"""Unpacks tar and zip archives, never trusting their names or their sizes.
+"""Unpacks tar and zip archives without trusting their names or sizes.
 
-Regular files and folders alone are unpacked, by names that must lie in the folder; links and
-devices are left out. The bytes are counted as they come, whatever the headers say.
+Only regular files and folders are unpacked, and no name may leave the folder. Bytes are counted as
+they arrive, whatever the headers claim.
 """
 
 import bz2
@@ -29,30 +29,30 @@ _MAX_RATIO = 200  # unpacked over packed; images hardly shrink at all
 _FLOOR_BYTES = 1 << 30
 _MAX_HEADER_BYTES = 1 << 18
 _BLOCK = 1 << 16
-#: What an archive is to blame for: a zip's wrong offset, and names that cannot be.
+#: Errors that the archive causes: a zip's wrong offset, and impossible names.
 _OWN_ERRORS = (None, errno.EINVAL, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
-#: A name, that of a folder with a slash behind it, and what opens a file; a link has neither.
+#: A name, a folder's with a slash at its end, and what opens a file (None for others).
 _Member = tuple[str, Callable[[], IO[bytes]] | None]
 
 
 class BadArchive(ValueError):
-    """An archive that cannot be used; the message names it, the member, and the reason."""
+    """Reports an archive that cannot be used, with the member and the reason."""
 
 
 class _Bounded:
-    """A tar's bytes up to a limit; headers, which tarfile reads whole, have one of their own."""
+    """Bounds a tar's bytes; headers have their own limit, because tarfile reads them whole."""
 
     def __init__(self, file: IO[bytes], check: Callable[[int], None]):
         self._file, self._check, self.tell = file, check, file.tell
 
     def seek(self, place: int) -> None:
-        """Skips to a place. Raises BadArchive beyond the limit."""
+        """Skips to a place; raises BadArchive beyond the limit."""
         self._check(place)
         self._file.seek(place)
 
     def read(self, size: int) -> bytes:
-        """Reads the next bytes. Raises BadArchive beyond the limit, ReadError for a long header."""
+        """Reads the next bytes; raises BadArchive beyond the limit, ReadError for a long header."""
         if size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {size:,} bytes")
         data = self._file.read(size)
@@ -61,11 +61,7 @@ class _Bounded:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpacks a tar (plain, gz, bz2, xz) or zip to ``folder``, with a warning of links to images.
-
-    Raises:
-      BadArchive: a damaged or encrypted archive, unsafe names, or too much in it.
-    """
+    """Unpacks a tar (plain, gz, bz2, xz) or zip to ``folder``; warns of links to images."""
     most = max(_FLOOR_BYTES, _MAX_RATIO * path.stat().st_size)
     links: list[str] = []
     name = ""
@@ -77,19 +73,18 @@ def unpack(path: Path, folder: Path) -> None:
     try:
         walk = _zip_members if path.name.lower().endswith(".zip") else _tar_members
         for count, (name, opener) in enumerate(walk(path, check)):
+            short = one_line(name[:60])
             if count >= MAX_MEMBERS:
                 raise BadArchive(f"{path} has more than {MAX_MEMBERS:,} members; refused")
             if name.startswith("/") or ".." in name.split("/"):
-                raise BadArchive(f"{path} has a member with the unsafe name {one_line(name)!r}")
+                raise BadArchive(f"{path} has a member with the unsafe name {short!r}")
             if name.count("/") > MAX_DEPTH + 2:
-                raise BadArchive(
-                    f"{path} has more than {MAX_DEPTH} folders in {one_line(name[:60])}…"
-                )
+                raise BadArchive(f"{path} has more than {MAX_DEPTH} folders in {short}…")
             if name.endswith("/"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             elif opener is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with opener() as source, open(folder / name, "wb") as file:  # the last one counts
+                with opener() as source, open(folder / name, "wb") as file:
                     shutil.copyfileobj(source, file, _BLOCK)
             elif is_image_name(name):
                 links.append(name)
@@ -102,7 +97,7 @@ def unpack(path: Path, folder: Path) -> None:
         raise BadArchive(f"{path} cannot be unpacked at {one_line(name[:60])!r}: {why}") from error
     if links:
         warnings.warn(
-            f"links to images in {path} are left out: {few(links)}; pack the files "
+            f"links to images in {path} are ignored: {few(links)}; pack the files "
             "themselves: tar --dereference --hard-dereference, or zip without --symlinks",
             stacklevel=2,
         )
@@ -114,17 +109,17 @@ def _tar_members(path: Path, check: Callable[[int], None]) -> Iterator[_Member]:
         file = _Bounded(raw, check)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (info := tar.next()) is not None:
-                tar.members.clear()  # tarfile remembers every member, for going back
+                tar.members.clear()  # tarfile would keep every member
                 if info.issparse():
                     raise NotImplementedError(f"{info.name} is sparse; pack it without --sparse")
                 opener = functools.partial(tar.extractfile, info) if info.isreg() else None
                 yield f"{info.name}/" if info.isdir() else info.name, opener
-            # A damaged header, and where a file was cut off, are the end of the archive to tarfile.
+            # tarfile takes a damaged header, and the end of a file that was cut off, for the end.
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("the end of archive mark is missing")
             while file.read(_BLOCK):
-                pass  # to the end, so that the checksum there is compared
+                pass  # the checksum at the end is compared once it is read
 
 
 def _zip_members(path: Path, check: Callable[[int], None]) -> Iterator[_Member]:
@@ -141,11 +136,11 @@ def _zip_members(path: Path, check: Callable[[int], None]) -> Iterator[_Member]:
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:
-    """A member's name as Windows and macOS mean it."""
+    """Returns a member's name as Windows and macOS mean it."""
     name = info.filename
     if not info.flag_bits & 0x800:  # macOS packs names in UTF-8 without the flag that says so
         with contextlib.suppress(UnicodeError):
             name = name.encode("cp437").decode("utf-8")
-    if info.create_system == 0:  # FAT, where no name can hold a backslash: PowerShell packed it
+    if info.create_system == 0:  # FAT names hold no backslash, so PowerShell packed it
         name = name.replace("\\", "/")
     return name

@@ -1,8 +1,8 @@
-"""A cache of what was decoded or unpacked: folders of files, checked whenever they are read.
+"""Caches decoded and unpacked data in folders, which are checked whenever they are read.
 
-A folder's name holds a digest of everything its content depends on. It is written under another
-name and moved into place; on reading, a CRC-32 of every ``.npy`` array and a SHA-256 of the notes
-must agree, or the folder is removed and built again. Nothing in it can run code.
+A folder's name has a digest of everything its content depends on. It is written under another name
+and moved into place. On reading, the CRC-32 of every ``.npy`` array and the SHA-256 of the notes
+must agree, or the folder is built again. Nothing in it can run code.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ import numpy as np
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _DAY = 86400.0  # seconds
-_FORMAT = 4  # raise it when the image rules or the layout change: older folders are then unused
+_FORMAT = 5  # raise it when the image rules or the layout change; older folders are then unused
 
 
 def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:
-    """The path of the cached arrays of ``name`` built under exactly the conditions ``key``."""
+    """Returns the path of the cached arrays of ``name`` with exactly this ``key``."""
     body = json.dumps({"format": _FORMAT, **key}, sort_keys=True)
     slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)[:40]
     return data_dir / "cache" / f"{slug}-{hashlib.sha256(body.encode()).hexdigest()[:24]}"
@@ -46,8 +46,8 @@ def read_or_build(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads the arrays, memory-mapped, and the notes of a folder from `cache_folder`.
 
-    Where it is missing or damaged, ``build`` first writes files to a scratch folder, arrays as
-    ``.npy``, and returns the notes, JSON. ``advice`` says what to do where it cannot be written.
+    If it is missing or damaged, ``build`` first writes files to a scratch folder, arrays as
+    ``.npy``, and returns the notes, JSON. ``advice`` is the fix if the folder cannot be written.
     """
     cached = _read(folder)
     if cached is None:
@@ -60,7 +60,7 @@ def read_or_build(
             try:
                 os.replace(scratch, folder)
             except OSError:
-                if not folder.is_dir():  # one that another process put there first stays
+                if not folder.is_dir():  # another process was first, and its folder stays
                     raise
         cached = _read(folder)
     if cached is None:
@@ -69,7 +69,7 @@ def read_or_build(
 
 
 def _read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads a folder; None where there is none, or a damaged one, which is removed."""
+    """Reads a folder; returns None if there is none, or removes a damaged one."""
     if not folder.is_dir():
         return None
     try:
@@ -94,9 +94,9 @@ def _read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
 
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Makes a writable memory-mapped ``.npy`` file of zeros, its space on the disk reserved.
+    """Makes a writable memory-mapped ``.npy`` file of zeros, and reserves its space on the disk.
 
-    Without the reservation, for which macOS has no call, a full disk ends the process by SIGBUS.
+    Otherwise a full disk ends the process by SIGBUS. macOS has no such call.
     """
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     if hasattr(os, "posix_fallocate"):
@@ -107,12 +107,10 @@ def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 @contextlib.contextmanager
 def scratch_folder(target: Path, advice: str = _OTHER_FOLDER) -> Iterator[Path]:
-    """Makes an empty folder beside ``target``, so that a rename can put it in place.
+    """Makes an empty folder beside ``target``, which a rename can put in place.
 
-    It is locked as long as this process lives, and removed at the end unless it was renamed.
-
-    Raises:
-      ValueError: the folder cannot be written, or the disk is full.
+    It is locked while this process lives, and removed at the end unless it was renamed. A folder
+    that cannot be written and a full disk raise ValueError.
     """
     scratch = lock = None
     try:
@@ -138,15 +136,15 @@ def _locked_folder(target: Path) -> tuple[Path, int | None]:
         try:
             return scratch, _lock(scratch)
         except (BlockingIOError, FileNotFoundError):
-            continue  # another process took it for abandoned before it was locked
-        except OSError:  # a file system without locks, on which nothing is taken for abandoned
+            continue  # another process removed it as abandoned before it was locked
+        except OSError:  # on a file system without locks nothing counts as abandoned
             return scratch, None
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes scratch folders of killed processes from ``folder``; live ones are locked.
 
-    Those of other hosts, whose locks some network file systems do not show, are kept for a day.
+    Some network file systems do not show other hosts' locks, so their folders stay for a day.
     """
     for path in folder.glob(".*.part-*"):
         with contextlib.suppress(OSError):
@@ -159,7 +157,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Locks a folder until the descriptor returned is closed; OSError where that cannot be."""
+    """Locks a folder until the returned descriptor is closed; raises OSError if it cannot."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

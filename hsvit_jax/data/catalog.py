@@ -1,4 +1,4 @@
-"""The catalog of data sets known by name: descriptions, published files and their readers."""
+"""Describes and loads the data sets that are known by name."""
 
 import hashlib
 import shutil
@@ -12,29 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data import dataset, formats, unpacked
+from hsvit_jax.data import dataset, formats, published
 from hsvit_jax.data.archives import SUFFIXES, unpack
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
-from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch, find_copy
-from hsvit_jax.data.folder import archive_folder, load_listing, unpack_once
+from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_pillow
+from hsvit_jax.data.libraries import is_prepared, load_tfds, open_builder
 from hsvit_jax.data.listing import Listing, arrange, walk
-from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
+from hsvit_jax.data.published import DataUnavailable, RemoteFile
 
 
 @dataclass(frozen=True)
 class Named:
-    """A description and the files it is read from; at most one of the two readers is set.
+    """Describes a set and the files it is read from; at most one of the two readers is set.
 
     Attributes:
       examples: numbers of training and test images.
-      files: the published files; of image files the archive, then lists beside it.
-      pixels: SHA-256 of all images and labels, where it is known.
-      parse: parses the files, for sets published as arrays.
-      list_images: lists the images of the unpacked archive, by the lists beside it if there are
-        any, for sets published as image files.
+      files: the published files; for image files the archive, then lists beside it.
+      pixels: SHA-256 of all images and labels, if it is known.
+      parse: parses the files of a set that is published as arrays.
+      list_images: lists the images of the unpacked archive, by the lists beside it.
     """
 
     info: DataInfo
@@ -74,11 +73,11 @@ def _named(
     flip: bool = True,
     **readers: Any,
 ) -> Named:
-    """A set's record; classes whose true names its archive holds are given by their number."""
+    """Makes a set's record; a number of classes stands for names that only its archive holds."""
     if isinstance(class_names, int):
         class_names = [f"class_{i:03d}" for i in range(class_names)]
     info = DataInfo(name, (side, side), len(mean), tuple(class_names), mean, std, flip)
-    return Named(info, examples, unpacked.PUBLISHED.get(name, ()), **readers)
+    return Named(info, examples, published.PUBLISHED.get(name, ()), **readers)
 
 
 _SETS = (
@@ -114,30 +113,21 @@ REGISTRY: dict[str, Named] = {named.info.name: named for named in _SETS}
 
 
 def load_named(name: str, request: Request) -> Source:
-    """Loads all examples of a set in REGISTRY.
-
-    Raises:
-      DataUnavailable: its files are missing and cannot be downloaded.
-      ValueError: a file is not the published one.
-    """
-    if name == "digits":
-        return _load_digits(request)
+    """Loads all examples of a set in REGISTRY."""
     if name == "imagenet":
         return _load_imagenet(request)
-    return _load_published(name, request)
-
-
-def _load_digits(request: Request) -> Source:
+    if name != "digits":
+        return _load_published(name, request)
     images, labels = formats.read_digits()
     parts = np.full(len(labels), UNSPLIT, np.int8)
     split = _fitted(images[..., None], labels, request, bilinear=True)
-    return Source(split, parts, REGISTRY["digits"].info.class_names, "digits, 8×8, scikit-learn")
+    return Source(split, parts, REGISTRY[name].info.class_names, "digits, 8×8, scikit-learn")
 
 
 def _fitted(
     images: np.ndarray, labels: np.ndarray, request: Request, bilinear: bool = False
 ) -> Split:
-    """Fits arrays of images: all at once, or as they are read where they are too many."""
+    """Fits arrays of images: all at once, or as they are read if they are too many."""
     from PIL import Image
 
     size, shape = request.image_size, (*request.image_size, request.channels)
@@ -181,24 +171,24 @@ def _load_published(name: str, request: Request) -> Source:
     entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir.absolute()
     checksums = [file.checksum for file in entry.files]
     key, content = {"name": name, "files": checksums}, " ".join(checksums)
-    kept = cache_folder(data_dir, name, key) if entry.parse else archive_folder(name, key, data_dir)
-    copies = [find_copy(file, data_dir, of) for file in entry.files]
-    if all(copies):  # where these are no files as published, one of them was packed anew
+    kept = cache_folder(data_dir, name if entry.parse else f"unpacked-{name}", key)
+    copies = [published.find_copy(file, data_dir, of) for file in entry.files]
+    if all(copies):  # unless all are as published, one of them was packed anew
         given = dict(zip(map(str, copies), checksums, strict=True))
-        found = unpacked.Found(copies[0].parent, given)
+        found = published.Found(copies[0].parent, given)
         found = None if kept.is_dir() or found.paths()[1] else found
     else:
-        found = unpacked.find(name, data_dir)
+        found = published.find(name, data_dir)
     if found:
         key["files"] = found.identity()
 
     def get(file: RemoteFile) -> Path:
-        return fetch(file, data_dir, of, request.progress)
+        return published.fetch(file, data_dir, of, request.progress)
 
     if entry.parse is not None:
         files = found.paths if found else lambda: ([get(file) for file in entry.files], True)
         source = _load_arrays(entry, files, request, key, content)
-        other = source.content not in (content, entry.pixels)  # KMNIST's, for example
+        other = source.content not in (content, entry.pixels)  # such as those of KMNIST
         other = other and (entry.pixels or any(found.checksums.values()))
     else:
         other = found and all(copies)
@@ -233,7 +223,7 @@ def _load_arrays(
     name = entry.info.name
 
     def build(scratch: Path) -> dict[str, Any]:
-        paths, published = files()
+        paths, as_published = files()
         where = paths[0] if len(paths) == 1 else paths[0].parent
         within = scratch / "files"
         if where.name.endswith(SUFFIXES):
@@ -242,13 +232,13 @@ def _load_arrays(
             paths = [path for path in within.rglob("*") if path.is_file()]
         try:
             images, labels, parts, class_names = entry.parse(paths)
-            if not published:
+            if not as_published:
                 _check_counts(name, parts, labels)
         except ValueError as error:
             raise ValueError(f"{where} is not {name} as published: {error}") from error
         shutil.rmtree(within, ignore_errors=True)
         pixels = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-        known = published or pixels == entry.pixels
+        known = as_published or pixels == entry.pixels
         for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
             np.save(scratch / f"{stem}.npy", array)
         return {"class_names": class_names, "content": content if known else pixels}
@@ -261,10 +251,8 @@ def _load_arrays(
 
 def _check_counts(name: str, parts: np.ndarray, labels: np.ndarray | None = None) -> None:
     """Refuses files without a published checksum that hold another number of images."""
-    counts, expected = (
-        [int((parts == part).sum()) for part in (TRAIN, TEST)],
-        [*REGISTRY[name].examples],
-    )
+    counts = [int((parts == part).sum()) for part in (TRAIN, TEST)]
+    expected = [*REGISTRY[name].examples]
     if counts != expected:
         raise ValueError(
             f"{name} has {expected} training and test images; these files hold {counts}"

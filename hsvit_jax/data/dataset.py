@@ -1,14 +1,17 @@
-"""Data sets: their description, their three splits, and their fingerprint."""
+"""Defines data sets: their description, three splits, batches, and fingerprint."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import unicodedata
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +19,25 @@ from hsvit_jax.text import few, one_line
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
-_LEAST_HELD_OUT = 4  # examples of a class that comes in one piece
+_LEAST_HELD_OUT = 4  # examples a class, of a set that comes in one piece
 _MIRROR_CHANGES = ("mnist", "svhn", "usps", "digits", "omniglot", "quickdraw", "letters")
+_MOST_CLASSES = 65536  # data.num_classes has the same limit
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: Names in one form, so that one name from two systems is one class.
+nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
 @dataclass(frozen=True)
 class DataInfo:
-    """The description of a data set.
+    """Describes a data set.
 
     Attributes:
       image_size: (H, W) in pixels.
       channels: 1 or 3.
       class_names: label ``i`` is ``class_names[i]``.
-      mean, std: per channel, of pixel values scaled to [0, 1].
+      mean, std: one value a channel, for pixels scaled to [0, 1].
       flip: whether a mirrored image keeps its label.
-      fit: how images of another shape are fitted to it: 'crop', 'pad' or 'stretch'.
+      fit: how images of another shape are fitted: 'crop', 'pad' or 'stretch'.
     """
 
     name: str
@@ -45,31 +51,28 @@ class DataInfo:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, K."""
+        """Returns the number of classes, K."""
         return len(self.class_names)
 
     def with_shape(self, image_size: tuple[int, int], channels: int) -> "DataInfo":
         """Copies the description for another size or channel count; mean and std follow."""
-        mean, std = self.mean, self.std
-        if channels != self.channels:
-            if channels == 1:
-                mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-            else:
-                mean, std = mean[:1] * channels, std[:1] * channels
-        return dataclasses.replace(
-            self, image_size=image_size, channels=channels, mean=mean, std=std
-        )
+        changes = {"image_size": image_size, "channels": channels}
+        for name in ("mean", "std") if channels != self.channels else ():
+            values = getattr(self, name)
+            mean = sum(values) / len(values) if channels == 1 else values[0]
+            changes[name] = (mean,) * channels
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The examples of a split, in memory or read as needed.
+    """Holds the examples of a split, in memory or read as needed.
 
     Attributes:
       labels: int32 (N,).
       images: uint8 (N, H, W, C), or None for a streamed split.
       read: reads image ``i`` of a streamed split, uint8 (H, W, C); safe to call from threads.
-      names: of the images' files, str (N,), or None for images that are in none.
+      names: the images' file names, str (N,), or None for images without a file.
     """
 
     labels: np.ndarray = field(repr=False)
@@ -81,18 +84,14 @@ class Split:
         return len(self.labels)
 
     def gather(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Reads images in the order of ``indices``, one or more: uint8 (n, H, W, C).
-
-        Raises:
-          BadImage: a streamed file can no longer be read.
-        """
+        """Reads images in the order of ``indices``: uint8 (n, H, W, C)."""
         if self.images is not None:
             return self.images[np.asarray(indices)]
         with ThreadPoolExecutor(16) as pool:
             return np.stack(list(pool.map(self.read, indices)))
 
     def take(self, index_N: np.ndarray) -> "Split":
-        """Returns the examples with these indices, int (N,), as a split of their own."""
+        """Returns the split of the examples with these indices, int (N,)."""
         names = None if self.names is None else self.names[index_N]
         if self.images is not None:
             return Split(self.labels[index_N], self.images[index_N], names=names)
@@ -101,14 +100,13 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Three disjoint splits; `val` is held out of the training examples.
+    """Holds three disjoint splits; `val` is held out of the training examples.
 
     Attributes:
-      fingerprint: SHA-256 over the content, the split rule, the image size, the channels and the
-        class names: equal for equal data, wherever it lies.
-      val_fraction: the share of the training examples that was asked for as `val`.
-      fraction: the share of the training and validation examples that `subset` left.
-      on_bad_image: what was done about unusable images, see `data.load`.
+      fingerprint: SHA-256 over content, split rule, image size, channels and class names.
+      val_fraction: the share of the training examples requested as `val`.
+      fraction: the share of the training and validation examples that `subset` kept.
+      on_bad_image: 'error' or 'skip', as given to `data.load`.
     """
 
     info: DataInfo
@@ -122,19 +120,16 @@ class Dataset:
 
     @property
     def resident(self) -> bool:
-        """Whether the images are arrays in memory; streamed ones are read as needed."""
+        """Returns whether the images are arrays in memory; streamed ones are read as needed."""
         return self.train.images is not None
 
     def subset(self, fraction: float) -> "Dataset":
         """Returns a share of each class's training and validation examples; the test split stays.
 
-        A smaller subset lies within every larger one, and each class keeps an example at least.
-
-        Args:
-          fraction: of the examples of each class, above 0 and at most 1.
+        A smaller subset lies within every larger one. Each class keeps at least one example.
 
         Raises:
-          ValueError: another fraction, or a subset already, whose share would be another one's.
+          ValueError: the fraction is not above 0 and at most 1, or this set is a subset already.
         """
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: set a number above 0 and at most 1")
@@ -144,26 +139,23 @@ class Dataset:
             raise ValueError(
                 f"subset({fraction:g}) of a subset of {self.fraction:g}: take it of the whole set"
             )
-        kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}
+        kept = {}
+        for name in ("train", "val"):
+            split = getattr(self, name)
+            chosen = [np.arange(0)]
+            for members in _classes(split.labels, np.arange(len(split))):
+                chosen.append(members[: _share(len(members), fraction, 1, len(members))])
+            kept[name] = split.take(np.sort(np.concatenate(chosen)))
         name = fingerprint(self.info, self.fingerprint, f"{fraction} of train and val")
         return dataclasses.replace(self, **kept, fingerprint=name, fraction=float(fraction))
 
 
-def _first(split: Split, fraction: float) -> Split:
-    """A share of each class, in an order that does not depend on the share."""
-    kept = [
-        members[: _share(len(members), fraction, 1, len(members))]
-        for members in _classes(split.labels, np.arange(len(split)))
-    ]
-    return split.take(np.sort(np.concatenate(kept))) if kept else split
-
-
 @dataclass(frozen=True)
 class Source:
-    """The usable examples of a data set before it is split.
+    """Holds the usable examples of a data set before it is split.
 
     Attributes:
-      parts: int8 (N,), the split that each example is meant for: see `assign_splits`.
+      parts: int8 (N,), the split of each example, or UNSPLIT.
       class_names: label ``i`` is ``class_names[i]``.
       content: SHA-256 of everything that was read.
     """
@@ -177,11 +169,7 @@ class Source:
 def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
-    """Splits the examples by `assign_splits`, with warnings of classes, or puts all into test.
-
-    Raises:
-      ValueError: classes of one name, fewer than two without `test_only`, or as `assign_splits`.
-    """
+    """Splits the examples by `assign_splits`, or puts all into test; warns of odd classes."""
     names = source.class_names
     if len({*names}) < max(len(names), 1 if test_only else 2):
         raise ValueError(f"{info.name} needs two or more different classes; it has {few(names)}")
@@ -199,22 +187,22 @@ def split(
 
 
 def _warn_of_classes(info: DataInfo, labels: Sequence[np.ndarray]) -> None:
-    names, lost, told = info.class_names, set(), []
+    names, lost, lacks = info.class_names, set(), []
     counts = [np.bincount(part, minlength=len(names)) for part in labels]
     for what, n in zip(("training", "validation", "test"), counts, strict=True):
         if n.any() and (missing := np.flatnonzero(n == 0).tolist()):
-            told.append(f"no {what} image of {few([names[k] for k in missing])}")
+            lacks.append(f"no {what} image of {few([names[k] for k in missing])}")
             lost |= {*missing}
-    if told:
+    if lacks:
         each = few([f"{names[k]} {'/'.join(str(n[k]) for n in counts)}" for k in sorted(lost)])
         warnings.warn(
-            f"{info.name} has {', '.join(told)} (images for training/validation/test: {each})",
+            f"{info.name} has {', '.join(lacks)} (images for training/validation/test: {each})",
             stacklevel=4,
         )
-    alike: dict[str | Decimal, list[str]] = {}
+    similar: dict[str | Decimal, list[str]] = {}
     for name in names:
-        alike.setdefault(_plain(name), []).append(name)
-    if again := ["/".join(same) for same in alike.values() if len(same) > 1]:
+        similar.setdefault(_plain(name), []).append(name)
+    if again := ["/".join(same) for same in similar.values() if len(same) > 1]:
         warnings.warn(
             f"{info.name} has class names that differ only in case, blanks or form: {few(again)}",
             stacklevel=4,
@@ -222,7 +210,7 @@ def _warn_of_classes(info: DataInfo, labels: Sequence[np.ndarray]) -> None:
 
 
 def _plain(name: str) -> str | Decimal:
-    """A class name without what people write differently, and a number as its value."""
+    """Returns a class name without case, blanks and Unicode form, or its value as a number."""
     letters = unicodedata.normalize("NFKC", name).casefold()
     text = "".join(c for c in letters if not c.isspace() and unicodedata.category(c) != "Cf")
     try:
@@ -232,44 +220,71 @@ def _plain(name: str) -> str | Decimal:
 
 
 def default_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of sets that state none: ImageNet's, or 0.5 and 0.25 for grey."""
+    """Returns mean and std of sets that state none: ImageNet's, or 0.5 and 0.25 for grey."""
     return ((0.5,), (0.25,)) if channels == 1 else (IMAGENET_MEAN, IMAGENET_STD)
 
 
 def keeps_label_mirrored(name: str) -> bool:
-    """Whether a public set's images keep their labels when mirrored; a digit or letter does not."""
+    """Returns whether mirrored images of a public set keep their labels, as no digits do."""
     return "fashion" in name.lower() or not any(word in name.lower() for word in _MIRROR_CHANGES)
 
 
 def fingerprint(info: DataInfo, content: str, rule: str) -> str:
-    """SHA-256 hex over the content's own digest, the split rule, shape and class names."""
+    """Returns SHA-256 over the content's digest, split rule, image size, channels and classes."""
     body = [content, rule, list(info.image_size), info.channels, list(info.class_names)]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
-def count_copies(digests: Sequence[bytes], pair: Callable[[int, int], str]) -> tuple[int, str]:
-    """How many of these digests, '' of what cannot be read, were there before, and a text on the
-    first of them: `pair` of its index and of that of its original."""
+def number_labels(
+    labels: Sequence[Any], class_names: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the class names, and each example's label as their number, int32 (N,)."""
+    if isinstance(class_names, Set | Mapping):
+        raise ValueError("class_names must be a list in the order of the labels")
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iuUb":
+        raise ValueError(
+            f"labels must be whole numbers or names; got {values.dtype} {values.shape}"
+        )
+    if class_names is None and values.dtype.kind == "U":
+        class_names = sorted({*map(nfc, values.tolist())})
+    elif class_names is None:
+        high = int(values.max())
+        if high >= _MOST_CLASSES:
+            raise ValueError(f"label {high} is above {_MOST_CLASSES - 1:,}: number classes from 0")
+        class_names = map(str, range(high + 1))
+    names = tuple(map(nfc, class_names))
+    if values.dtype.kind == "U":
+        # NumPy converts them to text: a missing label of a table would be a class "nan".
+        if strange := [label for label in labels if not isinstance(label, str)]:
+            raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
+        number = {name: i for i, name in enumerate(names)}
+        values = np.array([number.get(nfc(label), -1) for label in labels])
+    wrong = (values < 0) | (values >= len(names))
+    if wrong.any():
+        first = labels[int(np.argmax(wrong))]
+        raise ValueError(f"label {first!r} is none of the {len(names)} classes {few(names)}")
+    return names, values.astype(np.int32)
+
+
+def describe_copies(digests: Sequence[bytes], names: Sequence[str]) -> str:
+    """Counts digests already seen (b'' = unreadable) and names the first copy; '' if none."""
     first: dict[bytes, int] = {}
     copies = [i for i, key in enumerate(digests) if key and first.setdefault(key, i) != i]
-    return len(copies), "".join(pair(i, first[digests[i]]) for i in copies[:1])
-
-
-def warn_of_copies(total: int, copies: int, first: str) -> None:
-    """Warns of what `count_copies` has found among `total` images of one's own, if anything."""
-    if copies:
-        warnings.warn(
-            f"{copies:,} of {total:,} images are copies of others, {one_line(first)} first: a "
-            "copy of a test image may be trained on, and one in another class has two labels; "
-            "remove them",
-            stacklevel=4,
-        )
+    if not copies:
+        return ""
+    pair = f"{names[copies[0]]} of {names[first[digests[copies[0]]]]}"
+    return (
+        f"{len(copies):,} of {len(digests):,} images are copies of others, {one_line(pair)} first: "
+        "a copy of a test image may be trained on, and one in another class has two labels; "
+        "remove them"
+    )
 
 
 def used_as(given: Collection[int]) -> dict[int, int]:
-    """The part that each of the parts a set comes in is used as.
+    """Maps each part of a set to the split that it is used as.
 
-    Training examples alone are to be split; validation examples are the test where there is none.
+    A training part alone is split. Without a test part the validation part is the test split.
     """
     if set(given) == {TRAIN}:
         return {TRAIN: UNSPLIT}
@@ -277,7 +292,7 @@ def used_as(given: Collection[int]) -> dict[int, int]:
 
 
 def split_rule(parts: np.ndarray, val_fraction: float) -> str:
-    """Names the rule that `assign_splits` follows for these parts, for the fingerprint."""
+    """Names the rule by which `assign_splits` splits these parts, for the fingerprint."""
     if np.any(parts == UNSPLIT):
         return f"stratified test={TEST_FRACTION} val={val_fraction}"
     if np.any(parts == VAL):
@@ -288,18 +303,17 @@ def split_rule(parts: np.ndarray, val_fraction: float) -> str:
 def assign_splits(
     labels: np.ndarray, parts: np.ndarray, val_fraction: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assigns every example to a split, by its place in the data set alone.
+    """Assigns every example to a split, by its index in the data set alone.
 
-    Examples marked UNSPLIT give ``TEST_FRACTION`` of every class to test and ``val_fraction`` to
-    validation. Where a test part is given, validation is ``val_fraction`` of every class of the
-    train part, unless a VAL part is given too: then that is used whole. A class gives at least
-    one example to each held-out split while one is left for training, and of UNSPLIT examples at
-    least four or, where that is less, a fifth of them.
+    UNSPLIT examples give ``TEST_FRACTION`` of every class to test and ``val_fraction`` to
+    validation. With a test part, validation is ``val_fraction`` of each class of the train part,
+    or the VAL part if there is one. A class gives at least one example to each held-out split
+    while one is left for training; UNSPLIT ones give at least four, or a fifth if that is less.
 
     Args:
       labels: int (N,).
       parts: int (N,), of TRAIN, VAL, TEST, UNSPLIT.
-      val_fraction: between 0 and 0.8.
+      val_fraction: from 0 to 0.8.
 
     Returns:
       Ascending indices of the train, validation and test examples, int (n,) each.
@@ -311,16 +325,14 @@ def assign_splits(
     whole = bool(np.any(parts == UNSPLIT))
     test_fraction = TEST_FRACTION if whole else 0.0
     val_fraction = 0.0 if len(val) else val_fraction
-    held_test, held_val = [], []
+    held_test, held_val = [test], [val]
     for members in _classes(labels, train):
         least = max(1, min(_LEAST_HELD_OUT, len(members) // 5)) if whole else 1
         n_test = _share(len(members), test_fraction, least, len(members) - 1)
         n_val = _share(len(members), val_fraction, least, len(members) - 1 - n_test)
         held_test.append(members[:n_test])
         held_val.append(members[n_test : n_test + n_val])
-    if held_test:
-        test = np.concatenate([test, *held_test])
-        val = np.concatenate([val, *held_val])
+    test, val = np.concatenate(held_test), np.concatenate(held_val)
     train = np.setdiff1d(train, np.concatenate([test, val]), assume_unique=True)
     if not len(train) or not len(test):
         raise ValueError(
@@ -331,23 +343,56 @@ def assign_splits(
 
 
 def _classes(labels: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
-    """The indices of each class, in an order that is fixed for good."""
+    """Yields the indices of each class, in an order that never changes."""
     labels = labels[indices]
-    order = np.lexsort((_scramble(indices), labels))  # one sort for all: there may be 22,000
+    order = np.lexsort((_scramble(indices), labels))  # one sort, as there may be 22,000 classes
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     yield from np.split(indices[order], starts) if len(order) else ()
 
 
 def _share(count: int, fraction: float, least: int, most: int) -> int:
-    """Rounds half up: at least `least` of a fraction above 0, never more than `most`."""
+    """Returns a share of `count`, rounded half up, between `least` and `most`; 0 of fraction 0."""
     if fraction == 0:
         return 0
     return max(0, min(most, max(least, int(count * fraction + 0.5))))
 
 
 def _scramble(indices: np.ndarray) -> np.ndarray:
-    """SplitMix64 of each index: an order that no NumPy release can change (NEP 19 lets it)."""
+    """Hashes each index by SplitMix64; NumPy's generators may change their order (NEP 19)."""
     x = indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def stream_batches(
+    split: Split, index_batches: Iterator[np.ndarray], *, threads: int = 16, prefetch: int = 4
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields the batches of a split in the order of ``index_batches``, which may be endless.
+
+    Args:
+      index_batches: integer arrays (n,), n ≥ 1, of indices into the split.
+      threads: how many images are read at once.
+      prefetch: how many batches are read ahead.
+
+    Yields:
+      Images uint8 (n, H, W, C), labels int32 (n,) and indices (n,) of each index batch.
+    """
+    read = split.images.__getitem__ if split.images is not None else split.read
+    pool = ThreadPoolExecutor(threads)
+    ahead: deque[tuple[np.ndarray, list[Future[np.ndarray]]]] = deque()
+
+    def submit() -> None:
+        if (indices := next(index_batches, None)) is not None:
+            ahead.append((indices, [pool.submit(read, index) for index in indices.tolist()]))
+
+    try:
+        for _ in range(prefetch):
+            submit()
+        while ahead:
+            indices, images = ahead.popleft()
+            submit()
+            pixels = np.stack([image.result() for image in images])
+            yield pixels, split.labels[indices].astype(np.int32), indices
+    finally:  # no read continues after the stream is closed
+        pool.shutdown(cancel_futures=True)

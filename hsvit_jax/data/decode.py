@@ -1,18 +1,17 @@
-"""Undecoded images as arrays (small sets) or as a checked list (large ones).
+"""Decodes images to arrays (small sets) or to a checked list (large ones).
 
-Every image is read and decoded once, in threads, before training may start, so that a damaged
-file stops the run here and not at step 30,000. Small sets keep the pixels; of large sets only the
-outcome is kept, and images are decoded again as they are needed.
+Every image is decoded once, in threads, before training starts, so that a damaged file ends the run
+here and not at step 30,000. Small sets keep the pixels. Large sets keep only the outcome, and
+images are decoded again as they are needed.
 """
 
-import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,31 +20,19 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
-from hsvit_jax.data.dataset import (
-    TEST,
-    TRAIN,
-    VAL,
-    Source,
-    Split,
-    count_copies,
-    used_as,
-    warn_of_copies,
-)
+from hsvit_jax.data.dataset import Source, Split, describe_copies
 from hsvit_jax.data.images import BadImage, read_image
-from hsvit_jax.text import few, one_line
+from hsvit_jax.text import one_line
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total); a total of 0: unknown
 _CHUNK = 64
-#: What keeps a file from being read for as long as its size and time stay.
+#: These errors stay as long as the file's size and time; others may be gone at the next start.
 _LASTING = (None, errno.ENOENT, errno.EINVAL, errno.EFBIG)
-
-#: What other programs call the splits that are read.
-SPLITS = {"train": TRAIN, "validation": VAL, "test": TEST}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `load`, with the defaults filled in."""
+    """Holds the arguments of `load`, with the defaults filled in."""
 
     data_dir: Path
     image_size: tuple[int, int]
@@ -56,16 +43,16 @@ class Request:
     progress: Progress
 
     def resident(self, examples: int) -> bool:
-        """Whether that many images stay within the limit."""
+        """Returns whether that many images stay within the limit."""
         height, width = self.image_size
         return examples * height * width * self.channels <= self.resident_limit_bytes
 
 
 @dataclass(frozen=True)
 class Items:
-    """Undecoded examples: ``fetch(i)`` reads the bytes of a file and its label.
+    """Holds undecoded examples; ``fetch(i)`` reads the bytes of a file and its label.
 
-    Of one's `own` files, which can be put right, copies are warned of.
+    Copies are reported for the user's `own` files, which the user can change.
     """
 
     names: Sequence[str]
@@ -80,61 +67,34 @@ class Items:
         name = self.names[index]
         try:
             raw, label = self.fetch(index)
-        except OSError as error:
-            why = error.strerror or error
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise BadImage(f"{one_line(name)}: cannot be read: {why}") from error
         how = {"name": name, "fit": request.fit, "remark": remark}
         return read_image(raw, request.image_size, request.channels, **how), label, raw
 
 
-def items_of_splits(
-    where: str, splits: Mapping[str, Sequence[Any]], read: Callable[[Any], tuple[bytes, int]]
-) -> Items:
-    """The examples of a set that comes in splits, in their order.
-
-    'test' is the test split and 'validation' the validation split; if only one of them is there, or
-    the test part has no labels, it is the test split. `read` gives the bytes and the label of a
-    record, -1 for none. Raises ValueError without a training split.
-    """
-    if "train" not in splits:
-        raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
-    splits = {name: splits[name] for name in SPLITS if len(splits.get(name, ()))}
-    with contextlib.suppress(OSError):  # a record that cannot be read is named when it is decoded
-        if "test" in splits and read(splits["test"][0])[1] < 0:
-            del splits["test"]
-    used = used_as([SPLITS[name] for name in splits])
-    records = [(name, i) for name, rows in splits.items() for i in range(len(rows))]
-    parts = np.array([used[SPLITS[name]] for name, _ in records], np.int8)
-    names = [f"{where} {name}[{i}]" for name, i in records]
-
-    def fetch(index: int) -> tuple[bytes, int]:
-        name, i = records[index]
-        return read(splits[name][i])
-
-    return Items(names, parts, fetch)
-
-
 def decode_items(
     items: Items, class_names: tuple[str, ...], request: Request, name: str, key: dict[str, Any]
 ) -> Source:
-    """Reads and checks every item, or takes the result of an earlier time from the cache.
+    """Reads and checks every item, or takes the result of an earlier start from the cache.
 
-    `key` identifies the items' content. Images that cannot be used are an error that names the
-    first five; with ``on_bad_image='skip'`` they are left out with a warning.
+    ``name`` names the cache's folder, and ``key`` identifies the items' content. Images that cannot
+    be used raise ValueError, or are dropped with a warning if ``on_bad_image='skip'``.
     """
     resident, total = request.resident(len(items.names)), len(items.names)
     key = {**key, "shape": [*request.image_size, request.channels]}
     folder = cache_folder(request.data_dir, name, key | {"fit": request.fit, "in": resident})
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
-    if notes["unread"]:  # which may be readable at the next start, of the same size and time
+    if notes["unread"]:  # these may be readable at the next start, of the same size and time
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, total, request.on_bad_image)
     for remark, (count, first) in sorted(notes["remarks"].items()):
         where = f"{count:,} of {total:,} images"
         warnings.warn(f"{where} {remark}, {one_line(items.names[first])} first", stacklevel=2)
-    if items.own:
-        warn_of_copies(total, notes["copies"], notes["copy"])
+    if items.own and notes["copies"]:
+        warnings.warn(notes["copies"], stacklevel=2)
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(class_names)))
@@ -168,10 +128,10 @@ def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
     lines = "".join(f"\n  {line}" for line in bad[:5]) + more
     count = f"{len(bad)} of {total} images cannot be used"
     if on_bad_image == "skip":
-        warnings.warn(f"{count} and are left out:{lines}", stacklevel=2)
+        warnings.warn(f"{count} and are dropped:{lines}", stacklevel=2)
         return
     raise ValueError(
-        f"{count}:{lines}\nRepair or remove them, or leave them out with on_bad_image='skip' "
+        f"{count}:{lines}\nRepair or remove them, or drop them with on_bad_image='skip' "
         "(config key data.on_bad_image)."
     )
 
@@ -191,16 +151,16 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
 
     def decode(indices: range) -> int:
         for i in indices:
-            said: list[str] = []
+            found: list[str] = []
             try:
-                image, labels[i], raw = items.decode(i, request, said.append)
+                image, labels[i], raw = items.decode(i, request, found.append)
             except BadImage as error:
                 reasons[i] = str(error)
                 why = error.__cause__
                 if isinstance(why, MemoryError) or getattr(why, "errno", None) not in _LASTING:
                     unread.append(i)
                 continue
-            for remark in said:
+            for remark in found:
                 remarks.setdefault(remark, []).append(i)
             checks[i] = zlib.crc32(raw)
             digests[i] = hashlib.sha256(raw).digest()
@@ -223,10 +183,13 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     for part, label, digest in zip(items.parts, labels, digests, strict=True):
         if digest:
             content.update(b"%d %d " % (part, label) + digest)
-    copies, copy = count_copies(digests, lambda i, j: f"{items.names[i]} of {items.names[j]}")
     np.save(scratch / "labels.npy", labels)
     np.save(scratch / "checks.npy", checks)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
-    notes = {"bad": bad, "copies": copies, "copy": copy, "unread": bool(unread)}
-    notes["remarks"] = {remark: (len(of), min(of)) for remark, of in remarks.items()}
-    return notes | {"content": content.hexdigest()}
+    return {
+        "bad": bad,
+        "copies": describe_copies(digests, items.names),
+        "unread": bool(unread),
+        "remarks": {remark: (len(of), min(of)) for remark, of in remarks.items()},
+        "content": content.hexdigest(),
+    }

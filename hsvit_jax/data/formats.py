@@ -1,4 +1,4 @@
-"""Parsers of the published archives: bytes to arrays or listings, without TensorFlow."""
+"""Parses the published archives to arrays or listings, without TensorFlow."""
 
 import gzip
 import io
@@ -17,21 +17,15 @@ from hsvit_jax.data.listing import File, Listing, Row, Tree
 from hsvit_jax.text import few
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
-
-
-# Images uint8 (N, H, W, C), labels int32 (N,), parts int8 (N,), class names.
+#: Images uint8 (N, H, W, C), labels int32 (N,), parts int8 (N,), class names.
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def parse_cifar(paths: list[Path], label_bytes: int, names_file: str) -> Arrays:
     """Parses the files of CIFAR's binary or Python version.
 
-    The binary version is records of label bytes, then 3×32×32 planes. With two label bytes
-    (CIFAR-100: coarse, fine) the last one counts. The Python version is pickled, and read without
-    running anything. The test batch is the one whose name begins with 'test'.
-
-    Raises:
-      ValueError: a file that is not whole records, a label out of range, or files missing.
+    A binary record is label bytes, the last of which counts, then 3×32×32 planes. The Python
+    version is pickled, and read without running anything. Test batches begin with 'test'.
     """
     batches: dict[str, np.ndarray] = {}
     class_names: tuple[str, ...] = ()
@@ -63,7 +57,7 @@ def parse_cifar(paths: list[Path], label_bytes: int, names_file: str) -> Arrays:
 
 
 def _pickled_records(path: Path) -> np.ndarray:
-    """A pickled batch as records of the label and the planes, uint8 (N, 1 + 3072)."""
+    """Reads a pickled batch as records of the label and the planes, uint8 (N, 1 + 3072)."""
     batch = _unpickle(path)
     labels = np.asarray(batch.get(b"fine_labels") or batch.get(b"labels", ()))
     images = np.asarray(batch.get(b"data"))
@@ -73,10 +67,10 @@ def _pickled_records(path: Path) -> np.ndarray:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads a pickle of plain values and NumPy arrays; nothing else is looked up or called."""
+    """Reads a pickle of plain values and NumPy arrays; looks up and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for all but what an array is made of."""
+        """Finds the parts of an array; raises UnpicklingError for all else."""
         known = {"ndarray": np.ndarray, "dtype": np.dtype}
         known["_reconstruct"] = np.zeros(0).__reduce__()[0]
         if module.split(".")[0] != "numpy" or name not in known:
@@ -93,11 +87,7 @@ def _unpickle(path: Path) -> dict:
 
 
 def parse_idx(path: Path) -> np.ndarray:
-    """Parses an IDX file of unsigned bytes, gzipped or not: uint8 of the shape in its header.
-
-    Raises:
-      ValueError: it is not IDX, cut off, or longer than its header says.
-    """
+    """Parses an IDX file of unsigned bytes, gzipped or not: uint8 of the shape in its header."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -127,9 +117,8 @@ def parse_fashion_mnist(paths: list[Path], class_names: tuple[str, ...]) -> Arra
 def list_tiny_imagenet(tree: Tree) -> Listing:
     """Lists Tiny-ImageNet: train/<wnid>/images, and val with val_annotations.txt as the test split.
 
-    The official test images have no labels, so, as is usual, the labelled validation images are
-    the test split, and validation is held out of train. Labels follow the sorted WordNet ids;
-    names are the first word of each in words.txt, with the id where two would be equal.
+    The official test images have no labels. Labels follow the sorted WordNet ids. A class has the
+    first name of words.txt, with the id if two would be equal.
     """
     files = {file.name.partition("/")[2]: file for file in tree.files}
     texts = {PurePosixPath(name).name: file.path for name, file in files.items() if "." in name}
@@ -144,7 +133,7 @@ def list_tiny_imagenet(tree: Tree) -> Listing:
     held = {PurePosixPath(name).name: name for name in files if name.startswith("val/")}
     for line in Path(texts["val_annotations.txt"]).read_text(encoding="utf-8").splitlines():
         fields = line.split("\t")
-        if len(fields) > 1:  # in val/images, or sorted into val/<wnid> by their owner
+        if len(fields) > 1:  # a file is in val/images, or its owner sorted it into val/<wnid>
             rows.append((fields[1], held.get(fields[0], fields[0]), TEST))
     wnids = sorted({wnid for wnid, _, part in rows if part == TRAIN})
     words = {}
@@ -211,7 +200,7 @@ def _listing(
     classes: list[str],
     class_names: tuple[str, ...],
 ) -> Listing:
-    """Sorts (class, file, part) rows; `files` are the tree's below its outer folder."""
+    """Makes a listing of (class, file, part) rows; `files` are the tree's without outer folder."""
     index = {name: i for i, name in enumerate(classes)}
     wrong = [name for label, name, _ in rows if name not in files or label not in index]
     if wrong or len(classes) < 2:

@@ -1,15 +1,13 @@
-"""Images of any format as uint8 (H, W, C), by one rule.
+"""Reads images of any format as uint8 (H, W, C), by one rule.
 
-In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF, BMP, WebP, TIFF or
-PNM by its first bytes, of at most 89,478,485 pixels (larger ones are never decoded); of several
-frames the first is read, and of a TIFF's pages the largest; EXIF rotation is applied; 16-bit grey
-is divided by 257 and rounded; transparency is composited on white, and a TIFF's further bands that
-it does not declare as alpha are left out; palette, CMYK, bilevel and the rest become RGB or, for
-one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to just cover the target (for
-a square target: shorter side to the target) and its centre is cut out; or, by choice, to just fit
-into it with black at its sides, or to its shape whatever its own. An image that already has the
-target's size is not touched, and one that only has to be cut is not resampled. Floating-point
-images and numbers beyond 16 bits have no stated range and are refused.
+A file must be a regular one of at most 256 MiB and 89,478,485 pixels, and begin as a JPEG, PNG,
+GIF, BMP, WebP, TIFF or PNM. Then, in this order: the first frame is read, of a TIFF the largest
+page; the EXIF rotation is applied; 16-bit grey is divided by 257 and rounded; transparency is
+composited on white, and bands that a TIFF does not declare as alpha are dropped; the rest becomes
+RGB or, for one channel, ITU-R 601 grey. Last, the image is fitted to its target: 'crop' scales it,
+antialiased bicubic, to just cover the target and cuts out the centre; 'pad' scales it to fit inside
+and adds black at its sides; 'stretch' ignores its shape. An image of the target's size is
+unchanged. Floating-point images and integers beyond 16 bits have no stated range and are refused.
 """
 
 import contextlib
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 1 << 28
-_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp", "webp"}
-_EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
-# Not read, but refused by name, as passing them over would lose images.
-_EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
-#: How images of these formats begin, in the first `_HEAD_BYTES`.
+# The last six are refused by name, because skipping them would lose images silently.
+_EXTENSIONS = re.compile(
+    "jpg|jpeg|jpe|jfif|mpo|png|apng|gif|bmp|webp|tiff?|p[pgbn]m|hei[cf]|avif|jp2|jxl|tga"
+)
+#: The first `_HEAD_BYTES` of an image of one of these formats match it.
 _BEGINNINGS = re.compile(
     rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]"
     rb"|BM.{12}[\x0c(48@l|]\0\0\0|P[1-6]\s+(#|\d+\s+\d+\s)"
@@ -48,67 +46,64 @@ _BEGINNINGS = re.compile(
 _HEAD_BYTES = 32
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-# Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
+# A JPEG's scan of a few bytes is decoded over the whole image; libtiff has the same limit.
 _MOST_SCANS = 100
-# What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
+# A marker that is followed by a length: no stuffed byte, no restart and no TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _SCAN, _END = b"\xda", b"\xd9"
-# More than a segment of a JPEG holds, so fill bytes, which libjpeg reads again for each 64 KiB.
+# No segment of a JPEG is as long, so these are fill bytes; libjpeg rereads them every 64 KiB.
 _FILL = b"\xff" * (1 << 16)
-# What Pillow takes up to 20 s a megabyte for: how files that repeat it begin, and its mark.
+# Pillow takes up to 39 s a megabyte for files that begin like this and repeat the mark.
 _MOST_REPEATS = 100
 _REPEATS = (
-    (b"\xff\xd8", b"Exif\0\0", "EXIF segments of a JPEG"),
-    (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
+    (rb"\xff\xd8", b"Exif\0\0", "EXIF segments of a JPEG"),
+    (rb"\x89PNG", b"iCCP", "colour profiles of a PNG"),
+    (rb"P[1-3]", b"#", "comments of a PNM"),
 )
-# What Pillow reads one by one, in Python: a second for a megabyte.
+# Pillow reads these one by one in Python, at a second for a megabyte.
 _PIECES = "fill bytes, blanks, comments, chunks or runs"
 _SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
-_MOST_RLE_PIXELS = 1 << 21
+# Pillow decodes these codecs in Python, pixel by pixel.
+_SLOW_CODECS, _MOST_SLOW_PIXELS = ("bmp_rle", "ppm_plain"), 1 << 21
 _TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"MM*\0", b"II\0*")
-# Of a TIFF: a row of a large picture may be a strip of its own.
+# A TIFF may have one strip for each row.
 _MOST_STRIPS = 100_000
 _MOST_PAGES, _MOST_SAMPLES, _BIG_TIFF = 10_000, 6, 43
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_EXTRA = 258, 262, 277, 284, 338
 _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT, _TIFF_STRIPS, _TIFF_INNER = 322, 323, (273, 324), 330
 _TIFF_SHAPE = 254, 256, 257, _TIFF_SAMPLES  # kind of page, width, height
 _TIFF_REDUCED, _TIFF_MASK = 1, 4  # bits of the kind
-# What pixels depend on: for each other tag that is damaged, Pillow and libtiff print a line.
+# Pixels depend on these tags. Pillow and libtiff print a line for each other one that is damaged.
 _TIFF_TAGS = {*range(254, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320}
 _TIFF_TAGS |= {*range(322, 326), 330, 332, 338, 339, 347, *range(512, 522), *range(529, 533), 700}
-_MAX_SIDE = 8192  # of a network's images, as data.image_size
+_MAX_SIDE = 8192  # data.image_size has the same limit
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
-_TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
-_TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
-# What is said of images, once for all of them.
+_TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again, smaller"
+# These remarks are counted, and reported once for all images.
 _TRANSPARENT = "are mostly transparent (read as white)"
-_UNDECLARED = "are TIFFs with further bands, not declared as alpha (left out)"
+_UNDECLARED = "are TIFFs with further bands, not declared as alpha (dropped)"
 _SEVERAL = "have several frames, or pages of one size (the first is read)"
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image; the message names it and says why."""
+    """Reports a file that cannot be used as an image, with its name and the reason."""
 
 
 def _warn(remark: str) -> None:
-    warnings.warn(f"some images {remark}", stacklevel=2)  # which Python shows once
+    warnings.warn(f"some images {remark}", stacklevel=2)  # Python shows it once
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name is taken for an image's: known extension and not hidden."""
+    """Returns whether a file name is an image's: not hidden, and of a known extension."""
     base = name.rpartition("/")[2]
-    return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
+    known = _EXTENSIONS.fullmatch(base.rpartition(".")[2].lower())
+    return known is not None and not base.startswith(".")
 
 
 def check_shape(
     image_size: tuple[int, int], channels: int, fit: str
 ) -> tuple[tuple[int, int], int]:
-    """Returns size and channels of the images asked for as Python's numbers.
-
-    Raises:
-      ValueError: the size is not two positive integers or too large, channels neither 1 nor 3, or
-        an unknown way to fit.
-    """
+    """Returns (H, W) and channels as Python's numbers; raises ValueError if they are not valid."""
     sides = np.asarray(image_size)
     whole = sides.shape == (2,) and sides.dtype.kind in "iu"
     if not whole or not 1 <= sides.min() <= sides.max() <= _MAX_SIDE:
@@ -136,17 +131,17 @@ def read_image(
       source: a path, or the bytes of a file.
       image_size: (H, W) of the result.
       channels: 1 or 3.
-      name: the image's name in errors; default the path.
+      name: the image's name in errors; defaults to the path.
       fit: 'crop', 'pad' or 'stretch'.
-      max_pixels: of the image as it is stored.
-      remark: called with what is to be said of the image, by default in a warning.
+      max_pixels: the limit of the stored image's pixels.
+      remark: called with each remark on the image; warns by default.
 
     Returns:
       uint8 (H, W, C).
 
     Raises:
-      BadImage: the file is missing, empty, cut off, too large or not an image.
-      ValueError: as `check_shape`.
+      BadImage: the file is missing, cut off, too large or not an image.
+      ValueError: the size, the channels or the fit is not valid.
     """
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
@@ -155,15 +150,14 @@ def read_image(
         raw = source if isinstance(source, bytes) else read_file(os.path.expanduser(source))
         image = _open(raw, min(max_pixels, MAX_PIXELS), remarks.append)
         if image.format in ("JPEG", "MPO"):
-            # Decoding at half, quarter or eighth size is several times faster; asking for twice the
-            # target leaves the antialiasing filter enough to work with. The longer target side
-            # stands for both, as EXIF may turn the image later.
+            # Decoding at half, quarter or eighth size is several times faster. Twice the target is
+            # enough for the antialiasing filter. EXIF may turn the image, so the longer target
+            # side stands for both.
             cover = max(max(image_size) / min(image.size), 1e-9) * 2
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
-        if image.format == "PPM" and image.tile[0][0] != "raw":
-            image = _numbers_of_pnm(image, raw)
-        image.load()
-        image = _turned(image, remarks.append)
+        if image.format == "PPM" and image.tile[0][0] == "ppm":
+            image = _binary_pnm(image, raw)
+        image = upright(image, remarks.append)
         pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -181,7 +175,7 @@ def fit_image(
 
     Args:
       image: a path, the bytes of a file, a Pillow image, or an array (h, w) or (h, w, 1, 3 or 4)
-        of uint8, of truth values or of floats from 0 to 1.
+        of uint8, bool or floats from 0 to 1.
       image_size: (H, W) of the result.
       channels: 1 or 3.
       fit: 'crop', 'pad' or 'stretch'.
@@ -190,8 +184,8 @@ def fit_image(
       uint8 (H, W, C).
 
     Raises:
-      BadImage: as `read_image`, or an array of another shape, dtype or range.
-      ValueError: as `check_shape`.
+      BadImage: a file that `read_image` refuses, or an array of another shape, dtype or range.
+      ValueError: the size, the channels or the fit is not valid.
     """
     from PIL import Image
 
@@ -201,8 +195,7 @@ def fit_image(
     if isinstance(image, Image.Image):
         return fit_pillow(upright(image), image_size, channels, fit)
     pixels = np.asarray(image)
-    grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
-    if not grey_or_colour or not pixels.size:
+    if not pixels.size or (*pixels.shape[2:],) not in ((), (1,), (3,), (4,)) or pixels.ndim < 2:
         raise BadImage(f"an array of shape {pixels.shape}; expected (h, w) or (h, w, 1, 3 or 4)")
     if pixels.dtype.kind == "f" or pixels.dtype.name == "bfloat16":
         if not (pixels.min() >= 0 and pixels.max() <= 1):  # written so that NaN fails
@@ -216,17 +209,14 @@ def fit_image(
     return fit_pillow(image, image_size, channels, fit)
 
 
-def upright(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation of a Pillow image."""
-    image.load()
-    return _turned(image, _warn)
+def upright(image: "Image.Image", remark: Callable[[str], Any] = _warn) -> "Image.Image":
+    """Applies a Pillow image's EXIF rotation; 12- and 16-bit grey becomes 0 to 65535.
 
-
-def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
-    """Applies the EXIF rotation, if it can be read, a TIFF's white for zero or 12 bits, and the 16
-    of a PGM, whose mode is that of 32; drops what a TIFF does not declare as alpha."""
+    Drops a TIFF's bands that it does not declare as alpha.
+    """
     from PIL import Image, ImageOps
 
+    image.load()
     tags = getattr(image, "tag_v2", {})
     alpha = tags and tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
     colours = tags and {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
@@ -235,20 +225,19 @@ def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image"
         image = image if alpha or image.mode != "RGBA" else image.convert("RGB")
     pgm = image.mode == "I" and image.format == "PPM"
     white_is_zero, bits = tags.get(_TIFF_PHOTOMETRIC) == 0, tags.get(_TIFF_BITS)
-    with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
+    with contextlib.suppress(Exception):  # damaged EXIF data raise nearly anything
         image = ImageOps.exif_transpose(image)
-    if pgm:
-        image = image.convert("I;16")
+    image = image.convert("I;16") if pgm else image  # Pillow opens 16-bit PGMs as 32 bits
     if white_is_zero and image.mode.startswith("I;16"):  # Pillow inverts 8 bits only
         image = Image.fromarray(np.uint16(65535) - np.asarray(image).astype(np.uint16))
-    if bits == (12,):  # which Pillow leaves at 0 to 4095
+    if bits == (12,):  # Pillow leaves them at 0 to 4095
         values = np.asarray(image).astype(np.uint32)
         image = Image.fromarray((values * 65535 // 4095).astype(np.uint16))
     return image
 
 
 def holds_image(path: str) -> bool:
-    """Whether a file begins as an image; false for one that cannot be read."""
+    """Returns whether a file begins as an image; False if it cannot be read."""
     with contextlib.suppress(OSError):
         return _BEGINNINGS.match(read_file(path, _HEAD_BYTES)) is not None
     return False
@@ -259,9 +248,8 @@ def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
 
     Raises:
       OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
+      ValueError: the name has a null byte.
     """
-    if "\0" in os.fspath(path):  # of which `open` raises a ValueError
-        raise OSError(errno.EINVAL, "a name with a null byte", os.fspath(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
@@ -272,19 +260,18 @@ def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
-    """Reads (shorter side in pixels, is grey) from an image header; None when it is no image."""
-    try:
+    """Reads (shorter side in pixels, is grey) from an image header; None if it is no image."""
+    with contextlib.suppress(Exception):  # decoding reports it, with its name
         image = _open(data)
-    except Exception:  # as in `read_image`; decoding reports it, with its name
-        return None
-    return min(image.size), image.mode in GREY_MODES
+        return min(image.size), image.mode in GREY_MODES
+    return None
 
 
 class _Counted(io.BytesIO):
-    """A large file in memory of which Pillow may read but `left` pieces."""
+    """Lets Pillow read at most `left` pieces of a large file in memory."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads the next bytes. Raises BadImage once nothing is left."""
+        """Reads the next bytes; raises BadImage once no piece is left."""
         self.left -= 1
         if self.left < 0:
             raise BadImage(_TOO_MANY.format(_MOST_READS, _PIECES))
@@ -294,11 +281,9 @@ class _Counted(io.BytesIO):
 def _open(
     data: bytes, max_pixels: int = MAX_PIXELS, remark: Callable[[str], Any] = bool
 ) -> "Image.Image":
-    """Opens an image, which reads its header only, and refuses one that must not be decoded."""
+    """Reads an image's header, and refuses an image that must not be decoded."""
     from PIL import Image, UnidentifiedImageError
 
-    if not data:
-        raise BadImage("the file is empty")
     for start, mark, what in _REPEATS:
         if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
             raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
@@ -313,33 +298,34 @@ def _open(
     try:
         image = Image.open(file, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(_TOO_LARGE.format(max_pixels)) from error
+        raise BadImage(_TOO_MANY.format(max_pixels, "pixels")) from error
     except UnidentifiedImageError as error:
         raise BadImage(f"not an image ({', '.join(formats)})") from error
-    if image.format in ("JPEG", "MPO") and _has_many_scans(data):
-        raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
     tags = getattr(image, "tag_v2", {})
     # Tiles are decoded whole, however much of them lies outside the image.
     sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
     width, height = (-(-n // tile) * tile for n, tag in sizes for tile in [tags.get(tag) or 1])
-    if width * height > max_pixels:
-        reason = _TOO_LARGE.format(max_pixels)
-        raise BadImage(f"{width}×{height} pixels; {reason}")
+    slow = width * height if image.tile[:1] and image.tile[0][0] in _SLOW_CODECS else 0
+    scans = _count_scans(data) if image.format in ("JPEG", "MPO") else 0
+    for count, most, what in (
+        (width * height, max_pixels, f"pixels ({width}×{height})"),
+        (slow, _MOST_SLOW_PIXELS, "pixels of a run-length encoded BMP or plain PNM"),
+        (scans, _MOST_SCANS, "scans of a JPEG"),
+    ):
+        if count > most:
+            raise BadImage(_TOO_MANY.format(most, what))
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
-    if isinstance(file, _Counted):
-        parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
-        file.left += parts.get(image.format, 0)
-    if width * height > _MOST_RLE_PIXELS and image.tile[:1] and image.tile[0][0] == "bmp_rle":
-        raise BadImage(_TOO_MANY.format(_MOST_RLE_PIXELS, "pixels of a run-length encoded BMP"))
+    parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
+    file.left += parts.get(image.format, 0)
     if image.format in ("GIF", "PNG", "WEBP"):
-        with contextlib.suppress(Exception):  # of a frame that is not read
+        with contextlib.suppress(Exception):  # a damaged later frame is not read
             image.is_animated and remark(_SEVERAL)
     return image
 
 
 def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
-    """A TIFF's largest page, the first of equal ones, with the tags that its pixels need alone."""
+    """Returns a TIFF of the largest page, the first of equal ones, with only its pixels' tags."""
     order, big = "little" if data[:2] == b"II" else "big", _BIG_TIFF in data[2:4]
     head, short, word = (8, 8, 8) if big else (4, 2, 4)  # bytes
     entry = struct.Struct("<>"[order == "big"] + ("HHQ8s" if big else "HHI4s"))
@@ -362,7 +348,7 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
         tags = {tag[0]: tag for tag in found if tag[0] in _TIFF_TAGS}
         kind, width, height, samples = (number(*tags.get(tag, none)) for tag in _TIFF_SHAPE)
         strips = max(tags.get(tag, none)[2] for tag in _TIFF_STRIPS)
-        within = kind & _TIFF_REDUCED and _TIFF_INNER in tags  # as in a camera's raw file
+        within = kind & _TIFF_REDUCED and _TIFF_INNER in tags  # a camera's raw file has these
         read = not within and samples <= _MOST_SAMPLES and width * height * strips > 0
         pages[place] = (not kind & _TIFF_MASK, width * height), strips, read, tags
         place = at(end, word)
@@ -377,51 +363,40 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     if [page[0] for page in pages.values()].count(area) > 1:
         remark(_SEVERAL)
     page = [entry.pack(*tags[tag]) for tag in sorted(tags)]
-    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
+    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))
     first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
     return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
 
 
-def _numbers_of_pnm(image: "Image.Image", data: bytes) -> "Image.Image":
-    """Reads a PNM of texts, or of a maximum of its own, of which Pillow reads each pixel apart."""
+def _binary_pnm(image: "Image.Image", data: bytes) -> "Image.Image":
+    """Reads a binary PNM of any maximum; Pillow decodes one other than 255 pixel by pixel."""
     from PIL import Image
 
-    codec, _, start, how = image.tile[0]
-    most = 1 if image.mode == "1" else how[-1]
+    _, _, start, (_, most) = image.tile[0]
     shape = (image.height, image.width, len(image.getbands()))
-    count, last = math.prod(shape), 65535 if image.mode == "I" else 255
-    if codec == "ppm":
-        values = np.frombuffer(data, ">u2" if most > 255 else np.uint8, count, start)
-    else:
-        text = re.sub(rb"#[^\r\n]*", b"", data[start:])
-        if image.mode == "1":  # black is 1, and blanks may be left out
-            bits = np.frombuffer(text.translate(None, b" \t\n\v\f\r"), np.uint8, count)
-            values = ord("1") - bits.astype(int)
-        else:
-            values = np.fromstring(text, int, sep=" ")[:count]
-    if len(values) < count or (codec != "ppm" and not 0 <= values.min() <= values.max() <= most):
-        raise BadImage("damaged or cut off")
+    last = 65535 if image.mode == "I" else 255
+    values = np.frombuffer(data, ">u2" if most > 255 else np.uint8, math.prod(shape), start)
     table = np.rint(np.arange(65536) / most * last).clip(0, last)
     pixels = table.astype(np.uint16 if image.mode == "I" else np.uint8)[values].reshape(shape)
     return Image.fromarray(pixels[..., 0] if shape[2] == 1 else pixels)
 
 
-def _has_many_scans(data: bytes) -> bool:
-    """Whether a JPEG's first picture has more than `_MOST_SCANS`."""
-    if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:  # fast, but other data may hold them, too
-        return False
+def _count_scans(data: bytes) -> int:
+    """Counts the scans of a JPEG's first picture; 0 if the whole file is within the limit."""
     place, scans = 2, 0
+    if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:
+        return 0
     for _ in range(_MOST_READS):
         found = _JPEG_MARKER.search(data, place)
         if not found or found[1] == _END:
-            return scans > _MOST_SCANS
+            return scans
         scans += found[1] == _SCAN
         place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    return True
+    return _MOST_READS
 
 
 def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) -> "Image.Image":
-    """Converts to mode L or RGB without saturating 16 bits and without losing transparency."""
+    """Converts to mode L or RGB; scales 16 bits, and composites transparency on white."""
     from PIL import Image
 
     mode = "L" if channels == 1 else "RGB"
@@ -454,8 +429,8 @@ def fit_pillow(
     """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
 
     Args:
-      bilinear: resample bilinearly: on tiny images bicubic resampling rings.
-      remark: as `read_image`.
+      bilinear: resample bilinearly, because bicubic resampling rings on tiny images.
+      remark: called with each remark on the image; warns by default.
     """
     from PIL import Image
 

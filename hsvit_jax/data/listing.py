@@ -1,36 +1,45 @@
-"""Listings of image files in a folder or an archive: the classes and splits in their paths."""
+"""Lists image files with their classes and splits: of a folder, an archive or a table."""
 
+import contextlib
+import csv
 import errno
+import io
+import json
 import os
 import re
 import stat
-import unicodedata
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import holds_image, is_image_name
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, nfc, number_labels, used_as
+from hsvit_jax.data.images import holds_image, is_image_name, read_file
 from hsvit_jax.text import few, one_line
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
-#: What names begin with that are passed over: hidden ones, and what systems put beside images.
+#: Names that begin like this are skipped: hidden files, and what systems put beside images.
 HIDDEN = (".", "@eaDir", "__MACOSX", "Thumbs.db", "ehthumbs", "desktop.ini")
-MAX_DEPTH = 100  # of folders within each other
+MAX_DEPTH = 100  # nested folders
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of the "
     "same; with two or more classes."
 )
+_COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"), ("split",))
+#: The endings of files that hold a sample's label, and the keys of a .json that do.
+LABEL_ENDINGS = (".cls", ".json")
+_LABEL_KEYS = ("label", "cls", "class", "class_id")
+_TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
 class File(NamedTuple):
-    """An image file: its name in the tree, its path on disk, and what shows that it changed.
+    """Names an image file in its tree and on disk, and holds what shows that it changed.
 
-    A new name or place changes ctime too, and tools that keep mtime (`exiftool -P`) cannot keep it.
+    Some tools keep mtime (`exiftool -P`), none keeps ctime; renaming and moving change it too.
     """
 
     name: str
@@ -41,7 +50,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The image files of a folder or archive, and the names of its folders and other files."""
+    """Holds a folder's or archive's image files, and the names of its folders and other files."""
 
     where: str
     files: tuple[File, ...]
@@ -50,7 +59,7 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """An image file with its label and the part, TRAIN to UNSPLIT, that it was found in."""
+    """Holds an image file with its label and its part, TRAIN to UNSPLIT."""
 
     file: File
     label: int
@@ -59,7 +68,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The image files of a tree in a stable order; label ``i`` is ``class_names[i]``."""
+    """Holds image files in a stable order; label ``i`` is ``class_names[i]``."""
 
     where: str
     class_names: tuple[str, ...]
@@ -67,10 +76,9 @@ class Listing:
 
 
 def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
-    """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names and
-    thumbnails are passed over, links followed.
+    """Finds all image files below ``root``, and those with ``extra_suffixes``.
 
-    Links that lead back to a folder they are in, or to themselves, are left out with a warning.
+    Skips hidden names and thumbnails, follows links, and warns of links that lead in a circle.
     """
     files: list[File] = []
     dirs: set[str] = set()
@@ -113,8 +121,8 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
     return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs), tuple(others))
 
 
-def tell_others(tree: Tree) -> None:
-    """Warns of files that are no images, by their endings; not of those beside folders alone."""
+def warn_of_others(tree: Tree) -> None:
+    """Warns of files beside images that are no images, counted by their endings."""
     held = {file.name.rpartition("/")[0] for file in tree.files}
     outer = {name.rpartition("/")[0] for name in tree.dirs} - held
     others = [name for name in tree.others if name.rpartition("/")[0] not in outer]
@@ -122,7 +130,7 @@ def tell_others(tree: Tree) -> None:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
-            f"{tree.where}: left out, as they are no images that can be read: {count}; "
+            f"{tree.where}: ignored, because they are no readable images: {count}; "
             f"{one_line(min(others)[-80:])} first",
             stacklevel=3,
         )
@@ -130,7 +138,7 @@ def tell_others(tree: Tree) -> None:
 
 @dataclass
 class _Folder:
-    """A folder: the images in it, those at any depth, and its folders by name."""
+    """Holds a folder's own images, those at any depth, and its folders by name."""
 
     own: list[File] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
@@ -138,12 +146,12 @@ class _Folder:
 
     @property
     def held(self) -> dict[str, "_Folder"]:
-        """Its folders with images."""
+        """Returns its folders with images."""
         return {name: folder for name, folder in self.folders.items() if folder.files}
 
     @property
     def classes(self) -> set[str]:
-        """Names of the folders with images in it, or in the only folder that it holds."""
+        """Returns the names of its folders with images, looking through single folders."""
         folder = self
         while not folder.own and len(held := folder.held) == 1:
             (folder,) = held.values()
@@ -151,7 +159,7 @@ class _Folder:
 
 
 def _grouped(tree: Tree) -> _Folder:
-    """The outer folder of a tree."""
+    """Groups the files of a tree by folder; returns the outer one."""
     top = _Folder()
     for name in sorted(tree.dirs):
         folder = top
@@ -174,15 +182,10 @@ def _grouped(tree: Tree) -> _Folder:
 def arrange(tree: Tree) -> Listing:
     """Finds the classes and splits in the layout of a tree.
 
-    With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
-    one of them is there, it is the test split, and validation is to be held out of train. If
-    neither is there, train is to be split. Where no other folders are beside them, or two of them
-    hold class folders, they may be spelt ``Train`` or ``Training`` too. Without ``train``, every
-    folder is a class. A single outer folder, as archives have, is looked into. Labels follow the
-    sorted class names.
-
-    Raises:
-      ValueError: nothing found, or folders that look like splits and would become classes.
+    With a ``train`` folder, ``test`` is the test split and ``val`` the validation split; one of
+    them alone is the test split. ``Train`` and ``Training`` count too if all folders are splits, or
+    if two splits hold class folders. Without ``train`` every folder is a class. A single outer
+    folder, which archives have, is looked into. Labels follow the sorted class names.
     """
     top = _grouped(tree)
     if len(top.folders) == 1 and "train" not in top.folders:
@@ -195,7 +198,7 @@ def arrange(tree: Tree) -> Listing:
             raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
         if unused := sorted(set(top.held) - set(splits)):
             warnings.warn(
-                f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+                f"{tree.where}: folders beside train are ignored: {few(unused)}", stacklevel=2
             )
         splits = {n: part for n, part in splits.items() if part == TRAIN or n in top.held}
         used = used_as(splits.values())
@@ -217,9 +220,7 @@ def arrange(tree: Tree) -> Listing:
 
 
 def _splits(top: _Folder) -> dict[str, int]:
-    """The splits among the folders: by any spelling where all of them are splits, or where train
-    and another hold class folders; else by the exact names, as a class may be called Train.
-    """
+    """Returns the splits among the folders, by any spelling where no class can be meant."""
     names = sorted(top.folders)
     spelt = {name: _SPELLINGS[name.lower()] for name in names if name.lower() in _SPELLINGS}
     if len(spelt) == len(names):
@@ -230,7 +231,7 @@ def _splits(top: _Folder) -> dict[str, int]:
 
 
 def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
-    """Refuses splits that are not called so, or without train; warns of a class test."""
+    """Refuses folders that look like splits without train; warns of a class called test."""
     held = {
         name: classes
         for name, folder in sorted(top.folders.items())
@@ -240,8 +241,8 @@ def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
     shared = set.intersection(*held.values()) if len(held) > 1 else ()
     if shared or any(name.lower() in _SPELLINGS for name in held):
         raise ValueError(
-            f"{tree.where} holds {few(held)}, which look like splits without train: rename them "
-            f"to train, test and val, or take them away. {LAYOUT}"
+            f"{tree.where} holds {few(held)}, which look like splits without train: rename "
+            f"them to train, test and val, or remove them. {LAYOUT}"
         )
     if classes := sorted({*top.folders} & {*SPLIT_NAMES}):
         warnings.warn(
@@ -250,10 +251,10 @@ def _refuse_splits_as_classes(tree: Tree, top: _Folder) -> None:
 
 
 def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
-    """Files by class name (NFC, so that one name spelled on two systems is one class)."""
+    """Returns files by class name, in NFC, so that one name from two systems is one class."""
     classes: dict[str, list[File]] = {}
     for name, folder in sorted(top.folders.items()):
-        classes.setdefault(unicodedata.normalize("NFC", name), []).extend(folder.files)
+        classes.setdefault(nfc(name), []).extend(folder.files)
     deep = {name: folder.held for name, folder in top.folders.items() if len(folder.held) > 1}
     for name in sorted(deep)[:1]:
         warnings.warn(
@@ -268,3 +269,111 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
             stacklevel=2,
         )
     return classes
+
+
+def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> Listing:
+    """Lists the images of a table with the columns image and label, and optionally split.
+
+    Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
+    ``fetch`` is called with the images' names before their files are used.
+    """
+    table = Path(os.path.expanduser(path))
+    try:
+        text = io.StringIO(read_file(table).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, skipinitialspace=True)
+        head = {name.strip().lower(): name for name in reader.fieldnames or ()}
+        columns = [next((head[n] for n in names if n in head), "") for names in _COLUMNS]
+        if not all(columns[:2]):
+            raise ValueError(f"it needs the columns image and label; it has {few(head)}")
+        lines = []
+        for cells in reader:
+            image, label, split = ((cells.get(name) or "").strip() for name in columns)
+            if (
+                not (image and label)
+                or any(cells.get(None, ()))
+                or split.lower() not in _TABLE_SPLITS
+            ):
+                raise ValueError(
+                    f"line {reader.line_num} must have an image, a label (in quotation marks if "
+                    f"it has a comma) and no split but {few(SPLIT_NAMES)}; got "
+                    f"{few((image, label, split))}"
+                )
+            lines.append((image, nfc(label), split.lower()))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"csv={one_line(path)} cannot be read: {error}") from None
+    if unread := [name for name in head.values() if name and name not in columns]:
+        warnings.warn(f"csv={path}: columns not read: {few(unread)}", stacklevel=2)
+    blank = sum(not split for *_, split in lines)
+    if 0 < blank < len(lines):
+        warnings.warn(
+            f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
+            stacklevel=2,
+        )
+    names = tuple(sorted({label for _, label, _ in lines}))
+    number = {name: i for i, name in enumerate(names)}
+    used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
+    rows = {}
+    fetch([image for image, *_ in lines])
+    for image, label, split in lines:
+        file = os.fspath(table.parent / image)
+        info = os.stat(file) if os.path.isfile(file) else None  # decoding reports a missing one
+        stamp = (info.st_size, info.st_ctime_ns) if info else ()
+        row = Row(File(image, file, *stamp), number[label], used[_TABLE_SPLITS[split]])
+        rows.setdefault((os.path.abspath(file), row.label, row.part), row)
+    return Listing(os.fspath(table.parent), names, tuple(rows.values()))
+
+
+def expand_shards(place: str) -> list[str]:
+    """Returns the names that braces stand for, as in WebDataset.
+
+    >>> expand_shards("photos-{008..010}.tar")
+    ['photos-008.tar', 'photos-009.tar', 'photos-010.tar']
+    """
+    found = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", place)
+    if not found:
+        return [place]
+    start, first, last, end = found.groups()
+    return [f"{start}{i:0{len(first)}}{end}" for i in range(int(first), int(last) + 1)]
+
+
+def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
+    """Lists the samples of WebDataset shards: an image, and a .cls or .json with its label.
+
+    Labels that are all whole numbers number the classes from 0; others are names.
+    """
+    samples = []
+    for tree in trees:
+        by_key: dict[str, dict[str, File]] = {}
+        for file in tree.files:
+            folder, _, name = file.name.rpartition("/")
+            key, _, ending = name.partition(".")
+            by_key.setdefault(f"{folder}/{key}", {})[f".{ending.lower()}"] = file
+        shard = tree.where.rpartition("/")[2]
+        for files in by_key.values():
+            images = [files[end] for end in sorted(files, key=len) if is_image_name(f"a{end}")]
+            for file in images[:1]:  # others are masks and the like
+                samples.append((file._replace(name=f"{shard}/{file.name}"), _read_label(files)))
+    labels = [label for _, label in samples]
+    if not all(labels) or not labels:
+        bad = [file.name for file, label in samples if not label]
+        raise ValueError(
+            f"folder={place}: {len(bad):,} of {len(samples):,} images have no label in a .cls or "
+            f".json file beside them: {few(bad)}"
+        )
+    labels = [*map(int, labels)] if all(map(str.isdecimal, labels)) else labels
+    names, numbers = number_labels(labels)
+    pairs = zip(samples, numbers.tolist(), strict=True)
+    rows = tuple(Row(file, number, UNSPLIT) for (file, _), number in pairs)
+    return Listing(os.path.dirname(place), names, rows)
+
+
+def _read_label(files: dict[str, File]) -> str:
+    """Returns the label in a sample's files, '' if there is none."""
+    for ending in LABEL_ENDINGS:
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+            text = Path(files[ending].path).read_text("utf-8")
+            if ending == ".json":
+                held = json.loads(text)
+                text = next((str(held[key]) for key in _LABEL_KEYS if key in held), "")
+            return text.strip()
+    return ""

@@ -1,7 +1,7 @@
 """FLOPs, memory and traffic of one device in a step: formulas of the network's sizes alone.
 
-FLOPs are two for each multiply-add of matrix products and convolutions, padding counted, the last
-attention block for its CLS only, as `apply` computes it; a training step is forward plus a gradient
+FLOPs are two for each multiply-add of matrix products and convolutions, padding included. As in
+`apply`, the last attention block runs for its CLS only. A training step is forward plus a gradient
 with respect to the inputs and one with respect to the kernels of each (none for the images).
 A transfer's bytes are those of the whole array on one device: what an all-reduce sums, what an
 all-gather leaves, what a reduce-scatter starts from. Times follow a simple model, see `Machine`.
@@ -24,7 +24,7 @@ WAYS = ("data", "replicated", "sharded", "towers")
 
 CLS_TOKENS = "CLS tokens"  # sent for the smallest aggregate
 
-_FLOAT = 4  # bytes of parameters, gradients, moments and statistics, whatever the computation's
+_FLOAT = 4  # bytes of parameters, gradients, moments and statistics in any dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Machine:
     latency: float  # seconds of one stage of a collective
 
     def seconds(self, transfer: "Transfer") -> float:
-        """Predicted seconds of a transfer."""
+        """Predicts the seconds of a transfer."""
         n = transfer.devices
         share = (2 if transfer.kind == "all-reduce" else 1) * (n - 1) / n
         wait = transfer.calls * self.latency * math.log2(n)
@@ -51,8 +51,8 @@ class Machine:
 class Transfer:
     """Collectives of one kind over an axis ('data', 'group' or 'data+group') of `devices` devices.
 
-    bytes: of the whole array on one device. calls: how often one must start; independent ones count
-    as one, as compilers merge them.
+    bytes: bytes of the whole array on one device. calls: sequential starts; compilers merge
+    independent ones.
     """
 
     axis: str
@@ -72,25 +72,19 @@ def by_axis_and_kind(transfers: Iterable[Transfer]) -> dict[tuple[str, str], int
 
 
 def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Builds the network for each way to spread it that its sizes allow.
+    """Builds the networks by `WAYS`, as far as the sizes allow them.
 
-    'towers' has model.towers of them, or as many as its sizes allow where that is 1; the other ways
-    have one, which sees the whole image.
-
-    Returns:
-        networks by `WAYS`.
+    'towers' has model.towers, or as many as its sizes allow if that is 1. The other ways have one
+    tower, which sees the whole image.
 
     Raises:
         ValueError: a family other than hsvit.
     """
     settings = config.model.to_dict()
     if settings["family"] != models.DEFAULT.name:
-        what = "has none, and only its batch can be split, by mesh.data"
-        if models.FAMILIES[settings["family"]].network.splits:
-            what = "has one, or two with model.trunk='sharded', by mesh.group"
         raise ValueError(
-            f"hsvit plan compares the ways to spread {models.DEFAULT.name}'s groups; "
-            f"{settings['family']} {what}: see hsvit summary for its costs"
+            f"hsvit plan spreads the groups of {models.DEFAULT.name}; for {settings['family']} use "
+            "hsvit summary"
         )
 
     def build(**changes: Any) -> Any:
@@ -106,7 +100,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     by_way = {"data": single}
     if c.groups:
         by_way["replicated"] = single
-    if c.groups and c.convolution:
+    if c.groups and c.convolves:
         by_way["sharded"] = build(trunk="sharded")
         most = math.gcd(*c.conv_channels, c.groups)
         towers = settings["towers"] if settings["towers"] > 1 else most
@@ -116,7 +110,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
-    """Size of the group axis: as many of `devices` as divide the network's parts.
+    """Returns the size of the group axis: as many of `devices` as divide the network's parts.
 
     Args:
         group: the largest size; None for no limit.
@@ -130,8 +124,8 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
     if limit % (group or 1):
         fitting = max(d for d in range(1, group) if limit % d == 0)
         raise ValueError(
-            f"--group={group} does not divide the {limit} parts that the way {way!r} can spread: "
-            f"choose a divisor of it, such as {fitting}"
+            f"--group={group} does not divide the {limit} parts of the way {way!r}: set a divisor, "
+            f"such as {fitting}"
         )
     return math.gcd(devices, group or limit)
 
@@ -144,14 +138,14 @@ class Cost:
         data, group: sizes of the mesh's axes.
         batch: images of the step on all devices, a multiple of `data`.
         aggregate, gradients: see `mesh.spread`.
-        moments: values kept for each parameter: those of the optimizer, and the moving average.
+        moments: values kept for each parameter by the optimizer and the moving average.
 
     Attributes:
         head_flops: the classifier's part of forward_flops.
-        sum_flops: of adding up the CLS tokens of the device's groups, not among forward_flops.
-        depthwise_flops: (forward, step) parts of depthwise convolutions, which the CPU's program
-            computes without a matrix product.
-        memory_bytes: parameters, their gradients, optimizer and averages, and activations.
+        sum_flops: additions of the CLS tokens of the device's groups, not in forward_flops.
+        depthwise_flops: (forward, step) parts of depthwise convolutions, without a matrix product
+            in the CPU's program.
+        memory_bytes: parameters, gradients, optimizer and averages, and activations.
         forward, step: transfers of an evaluation and of a training step.
     """
 
@@ -187,8 +181,8 @@ class Cost:
 
 
 class _Layer(NamedTuple):
-    """A convolution: input pixels, weights of its depthwise part (0: none) and of the other,
-    channels, pixels after a pool (0: no pool)."""
+    """A convolution: input pixels, weights of its depthwise part and of the rest, channels, and
+    pixels after a pool; 0 for no such part or pool."""
 
     pixels: int
     depthwise: int
@@ -209,12 +203,11 @@ def _layers(c: HSViTConfig) -> list[_Layer]:
             weights = (window, c_in * c_out) if separable else (0, window * c_out)
             layers.append(_Layer(pixels, *weights, c_in, c_out, pooled))
             c_in = c_out
-    return layers if c.convolution else []
+    return layers if c.convolves else []
 
 
 class _Share:
-    """One of `group` devices: its parameters, and each image's multiply-adds, gathered maps and
-    values that are kept."""
+    """One device of `group`: its parameters, and each image's multiply-adds, maps and values."""
 
     def __init__(self, network: Any, group: int, images: int) -> None:
         c = network.config
@@ -235,8 +228,7 @@ class _Share:
             sum(convolutions) + tokens * pixels * c.embed_dim
         )
         self.group_macs = c.groups // group * _group_macs(c) if c.groups else 0
-        # The last block has one query, so its keys' and values' gradients are outer products: sums
-        # of one term, which are no matrix products.
+        # The last block has one query: its keys' and values' gradients are outer products.
         self.outer_macs = 2 * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
         #: Values of the maps gathered before each convolution but the first.
         self.gathered = (
@@ -244,9 +236,8 @@ class _Share:
         )
         #: Channels of each BatchNorm on this device.
         self.norm_channels = [self.towers * x.c_out // kernels for x in layers]
-        # Kept for the gradient: each convolution's result, the same normalised and rectified (which
-        # the gradient computes again where nothing is gathered, and then holds), a pool's result, a
-        # pointwise kernel's input, gathered maps, tokens, and the operands of an attention block.
+        # The gradient needs each convolution's result, also normalised and rectified, a pool's
+        # result, a pointwise kernel's input, gathered maps, tokens, and attention's operands.
         maps = sum(
             (2 * x.pixels + x.pooled) * x.c_out // kernels
             + (x.pixels * x.c_in // kernels if x.depthwise else 0)
@@ -255,8 +246,7 @@ class _Share:
         blocks = 7 * c.depth * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
         embedded = self.towers * tokens * c.embed_dim
         self.activations = self.towers * maps + sum(self.gathered) + embedded + blocks
-        #: Parameters that all of the group axis share, of these `embed`, which project maps to
-        #: tokens, and those split over the axis.
+        #: Parameters shared over the group axis, `embed` (maps to tokens) of these, and split ones.
         self.shared = self.embed = self.split = 0
         params, _ = network.init_shapes()
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -269,7 +259,7 @@ class _Share:
 
 
 def _group_macs(c: HSViTConfig) -> int:
-    """Multiply-adds of one attention group and image; the last block has CLS as its one query."""
+    """Multiply-adds of one attention group and image; CLS is the last block's only query."""
     t, d = c.tokens, c.embed_dim
     block = 4 * t * d * d + 2 * t * t * d
     last_block = 2 * t * d * d + 2 * d * d + 2 * t * d
@@ -302,26 +292,22 @@ def _compressed(axis: str, devices: int, rows: int, row: int, what: str) -> list
 
 
 def _backward(share: _Share, data: int, gradients: str) -> list[Transfer]:
-    """Transfers that training adds: gradients of arrays shared over `group`, and over `data` the
-    moments of BatchNorm with their gradients and the parameters'."""
+    """Transfers that training adds: gradients over both axes, and BatchNorm over `data`."""
     c, group = share.config, share.group
     parameters, compressed = share.shared + share.split, gradients == "bf16" and data > 1
-    # A narrow network's parameters are cast for the computation: their gradients over `data` are
-    # sums of their own.
+    # A narrow network casts its parameters, so their gradients over `data` are separate sums.
     apart = compressed or share.value < _FLOAT * share.images
     sent = _gathers(share, "reduce-scatter", "map gradients")
-    if share.way == "replicated" and c.groups and c.convolution:
+    if share.way == "replicated" and c.groups and c.convolves:
         size = c.conv_channels[-1] * c.embed_dim * share.value
         sent.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
     if share.norm_channels:
-        # Forward: mean, then variance. Backward: scale and shift at once, then the variance's way
-        # back to the mean; the gradients of scale and shift are those sums, or apart.
+        # Forward: mean, then variance. Backward: scale and shift, then the variance's to the mean.
         size, calls = 5 * _FLOAT * sum(share.norm_channels), 4 * len(share.norm_channels)
         sent.append(Transfer("data", "all-reduce", data, size, calls, "BatchNorm"))
         parameters -= 0 if apart else 2 * sum(share.norm_channels)
     if share.way == "sharded" and group > 1:
-        # One projection for all devices' tokens: its gradient is a sum over both axes, at once
-        # unless the sum over `data` is apart.
+        # The gradient of the shared projection is one sum over both axes, unless `data` is apart.
         both = data > 1 and not apart
         axis, devices = ("data+group", data * group) if both else ("group", group)
         size = _FLOAT * share.embed

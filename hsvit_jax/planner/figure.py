@@ -25,7 +25,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def _efficiency(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws efficiency by devices; a ring marks where links begin to take longer than computing."""
+    """Draws efficiency by devices; a ring marks the first limit by the links."""
     ring = {"markersize": 12, "fillstyle": "none"}
     for way in dict.fromkeys(row["way"] for row in rows):
         points = [row for row in rows if row["way"] == way]

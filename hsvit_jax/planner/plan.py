@@ -1,87 +1,51 @@
-"""Predicts the cost of a network on more devices than there are: `hsvit plan`.
+"""Predicts the cost of a network on many devices: `hsvit plan`.
 
-FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three numbers
-describe, and the time that devices wait for each other: all are predictions. Tests compare them
-with programs that are compiled for a few fake devices.
+The figures are FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine of
+three numbers, and idle times. Tests compare them with compiled programs for a few fake devices.
 """
 
 import functools
-import json as json_lib
 import math
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
 
 from hsvit_jax import artifacts
-from hsvit_jax.planner import costs, figure
+from hsvit_jax.planner import costs
 from hsvit_jax.planner.costs import Cost, Machine, Transfer
 
-#: Stages of the pipeline that the Idle Time Ratio is compared with (S in the paper).
+#: Pipeline stages (S in the paper) to compare the Idle Time Ratio with.
 PIPELINE_STAGES = 8
 
-
-def run(
-    config: ml_collections.ConfigDict,
-    *,
-    devices: int,
-    group: int | None = None,
-    batch: int | None = None,
-    bandwidth: float = 5e10,
-    flops: float = 1e14,
-    latency: float = 5e-6,
-    json: bool = False,
-    out: str | Path | None = None,
-    moments: float = 2.0,
-) -> str:
-    """Formats the plan of a resolved configuration for 1, 2, 4, … `devices`.
-
-    Args:
-        group: most devices of the group axis; None: as many as divide the network's parts.
-        batch: images per step on all devices; None: the smallest multiple of train.batch that
-            splits over the data axis of every row.
-        bandwidth, flops, latency: of a device, in B/s, FLOP/s and s; see `costs.Machine`.
-        json: JSON in place of a table.
-        out: a PNG to write.
-        moments: values that the optimizer keeps for each parameter.
-
-    Raises:
-        ValueError: a group that does not divide, or an impossible machine.
-    """
-    result = plan(
-        config,
-        devices=devices,
-        group=group,
-        batch=batch,
-        machine=Machine(flops=flops, bandwidth=bandwidth, latency=latency),
-        moments=moments,
-    )
-    if out:
-        figure.draw(result, Path(out))
-        result["figure"] = str(out)
-    return json_lib.dumps(result, indent=2) if json else render(result)
+Row = dict[str, Any]
 
 
 def counts(devices: int) -> list[int]:
-    """1, 2, 4, … and `devices` itself."""
+    """Returns 1, 2, 4, … and `devices` itself."""
     powers = [2**i for i in range(devices.bit_length())]
     return powers if powers[-1] == devices else [*powers, devices]
 
 
 def plan(
     config: ml_collections.ConfigDict,
-    *,
     devices: int,
-    group: int | None,
-    batch: int | None,
     machine: Machine,
+    *,
+    group: int | None = None,
+    batch: int | None = None,
     moments: float = 2.0,
 ) -> dict[str, Any]:
-    """Computes everything that `run` formats, as plain lists, dicts and numbers.
+    """Plans a resolved configuration for 1, 2, 4, … `devices`, as plain lists, dicts and numbers.
+
+    Args:
+        group: most devices of the group axis; it defaults to as many as divide the network's parts.
+        batch: images per step on all devices; it defaults to the smallest multiple of train.batch
+            that splits over every data axis.
+        moments: values that the optimizer keeps for each parameter.
 
     Raises:
-        ValueError: the configuration cannot be spread so, or too few devices.
+        ValueError: the configuration cannot be spread, or `group` does not divide its parts.
     """
     networks = costs.networks(config)
     layouts = [
@@ -111,8 +75,9 @@ def plan(
         alone.setdefault(way, row["step_seconds"])
         row["efficiency"] = alone[way] / (n * row["step_seconds"])
         rows.append(row)
-    submodules = "towers" if "towers" in networks else "replicated"
-    result = {
+    parts = "towers" if "towers" in networks else "replicated"
+    spread = [row for row in rows if row["way"] == parts and row["group"] > 1]
+    return {
         "label": "prediction",
         "network": f"{config.model.variant} ({config.model.family})",
         "image": [*config.data.image_size, config.data.channels],
@@ -124,21 +89,12 @@ def plan(
         "towers": networks["towers"].config.towers if "towers" in networks else 1,
         "rows": rows,
         "left_out": left_out,
-        "aggregate": [],
-        "idle_time_ratio": [],
+        "aggregate": [_aggregate(row, machine) for row in spread],
+        "idle_time_ratio": _idle_table(networks.get(parts), counts(devices), machine),
     }
-    if submodules in networks:
-        network = networks[submodules]
-        result["aggregate"] = [
-            _aggregate(row, machine)
-            for row in rows
-            if row["way"] == submodules and row["group"] > 1
-        ]
-        result["idle_time_ratio"] = _idle_table(network, counts(devices), machine)
-    return result
 
 
-def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
+def _row(cost: Cost, machine: Machine) -> Row:
     compute = cost.step_flops / machine.flops
     sending = sum(machine.seconds(t) for t in cost.step)
     forward = sum(machine.seconds(t) for t in cost.forward)
@@ -152,13 +108,12 @@ def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
         "step_seconds": compute + sending,
         "forward_seconds": cost.forward_flops / machine.flops + forward,
         "limit": "links" if sending > compute else "compute",
-        "idle_time_ratio": idle_hsvit(cost, machine),
+        "idle_time_ratio": _idle_hsvit(cost, machine),
     }
 
 
-def _aggregate(row: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """The time of the CLS tokens' sum in a forward pass, and the crossover: the FLOPs of an image
-    that take as long."""
+def _aggregate(row: Row, machine: Machine) -> Row:
+    """The time of the CLS tokens' sum, and the FLOPs of an image that take as long (crossover)."""
     sent = [Transfer(**t) for t in row["transfers"] if t["what"] == costs.CLS_TOKENS]
     seconds, images = sum(map(machine.seconds, sent)), row["images_per_device"]
     return {
@@ -174,35 +129,40 @@ def _aggregate(row: dict[str, Any], machine: Machine) -> dict[str, Any]:
 
 
 def idle_ratio(devices: int, submodule: float, aggregation: float) -> float:
-    """Equation 3 as published: T_agg / (K·T_submodule + T_agg), each forward and backward.
+    """Computes equation 3 as published: T_agg / (K·T_submodule + T_agg).
 
-    Its denominator is the devices' time together, where equations 1 and 2 divide by the time that
-    passes; `idle_elapsed` is the ratio by their definition.
+    It divides by the time of all devices; equations 1 and 2 divide by the elapsed time.
     """
     return aggregation / (devices * submodule + aggregation)
 
 
 def idle_elapsed(devices: int, submodule: float, aggregation: float) -> float:
-    """HSViT's ratio by the definition of equation 1, where K−1 devices wait for one's aggregation:
-    (K−1)·T_agg / (T_submodule + T_agg)."""
+    """Computes HSViT's ratio as equation 1 defines it: (K−1)·T_agg / (T_submodule + T_agg)."""
     return (devices - 1) * aggregation / (submodule + aggregation)
 
 
 def _times(cost: Cost, devices: int, machine: Machine) -> tuple[float, float]:
-    """Seconds of a training step for one submodule, and for the device that adds up all CLS tokens
-    and classifies; backward is taken as twice forward. No communication."""
+    """Seconds of a submodule, and of the device that sums all CLS tokens and classifies, in a step.
+
+    Backward counts as twice forward; communication is excluded.
+    """
     aggregation = 3 * (cost.head_flops + devices * cost.sum_flops)
     return (cost.step_flops - 3 * cost.head_flops) / machine.flops, aggregation / machine.flops
 
 
-def idle_hsvit(cost: Cost, machine: Machine) -> float:
+def _idle_hsvit(cost: Cost, machine: Machine) -> float:
     """Equation 3 with each device's part of the group axis as a submodule; 0 for one device."""
     return idle_ratio(cost.group, *_times(cost, cost.group, machine)) if cost.group > 1 else 0.0
 
 
-def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[dict[str, Any]]:
-    """The paper's equations 1 to 3 for K devices: K layers of which one is at work at a time, with
-    S pipeline stages in flight, and HSViT with one of this network's parts on each device."""
+def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[Row]:
+    """The paper's equations 1 to 3 for K devices; none for a network without groups.
+
+    The models are K layers of which one works at a time, S pipeline stages in flight, and HSViT
+    with one of this network's parts on each device.
+    """
+    if network is None:
+        return []
     way = "towers" if network.config.towers > 1 else "replicated"
     cost = costs.Cost(way, network, data=1, group=network.group_axis_limit, batch=1)
     return [
@@ -222,7 +182,7 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
 
 def render(result: dict[str, Any]) -> str:
     """Formats a plan: assumptions, costs, the smallest aggregate, idle times."""
-    machine, batch = result["machine"], result["batch"]
+    machine, batch, rows = result["machine"], result["batch"], result["rows"]
     raised = ""
     if result["raised"]:
         raised = f" (train.batch={result['train_batch']}; a batch for all these numbers of devices)"
@@ -236,28 +196,51 @@ def render(result: dict[str, Any]) -> str:
     ]
     if result["towers"] > 1:
         lines.append(f"towers: a network of {result['towers']} towers, smaller than the others'")
-    lines += ["", *_main_table(result["rows"])]
-    for way in dict.fromkeys(row["way"] for row in result["left_out"]):
-        row = next(r for r in result["left_out"] if r["way"] == way)
+    lines += ["", *_main_table(rows)]
+    first: dict[str, Row] = {}
+    for row in result["left_out"]:
+        first.setdefault(row["way"], row)
+    for way, row in first.items():
         lines.append(
             f"{way}: not at {row['devices']} devices, batch {batch} does not split over "
             f"{row['data']} data devices"
         )
-    lines += ["", *_limits(result["rows"])]
+    lines.append("")
+    for way in dict.fromkeys(row["way"] for row in rows):
+        own = [row for row in rows if row["way"] == way]
+        slow = [row["devices"] for row in own if row["limit"] == "links"]
+        last = max(row["devices"] for row in own)
+        where = f"from {slow[0]:,} devices on" if slow else f"not up to {last:,} devices"
+        lines.append(f"{way}: in training the links are the limit {where}")
     if result["aggregate"]:
-        lines += ["", *_aggregate_text(result["aggregate"])]
+        lines += [
+            "",
+            "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × "
+            "bytes of a number, whatever the network's size (mesh.aggregate=ordered: times the "
+            "groups; bf16: sent twice).",
+            "Above the crossover a device computes longer than it takes, and the links are no "
+            "limit:",
+            *artifacts.aligned(artifacts.table(_AGGREGATE, result["aggregate"])),
+        ]
     if result["idle_time_ratio"]:
-        lines += ["", *_idle_text(result["idle_time_ratio"], result["pipeline_stages"])]
+        lines += [
+            "",
+            "Idle Time Ratio of K devices, equations 1, 2, 3 (no communication; HSViT: one "
+            "submodule of this network on each, one device adds up all CLS tokens).",
+            "Equation 3 divides by all devices' time, 1 and 2 by the elapsed time; last column: "
+            "HSViT by theirs.",
+            *artifacts.aligned(artifacts.table(_IDLE, result["idle_time_ratio"])),
+        ]
     if "figure" in result:
         lines += ["", f"figure {result['figure']}"]
     return "\n".join(lines)
 
 
-def _main_table(rows: list[dict[str, Any]]) -> list[str]:
-    def sent(row: dict[str, Any]) -> dict[tuple[str, str], int]:
+def _main_table(rows: Sequence[Row]) -> list[str]:
+    def sent(row: Row) -> dict[tuple[str, str], int]:
         return costs.by_axis_and_kind(Transfer(**t) for t in row["transfers"])
 
-    def bytes_sent(row: dict[str, Any], key: tuple[str, str]) -> str:
+    def bytes_sent(row: Row, key: tuple[str, str]) -> str:
         return artifacts.byte_text(sent(row)[key]) if key in sent(row) else "–"
 
     columns = {
@@ -280,47 +263,19 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
     return artifacts.aligned(artifacts.table(columns, rows))
 
 
-def _limits(rows: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    for way in dict.fromkeys(row["way"] for row in rows):
-        slow = [row["devices"] for row in rows if row["way"] == way and row["limit"] == "links"]
-        last = max(row["devices"] for row in rows if row["way"] == way)
-        where = f"from {slow[0]:,} devices on" if slow else f"not up to {last:,} devices"
-        lines.append(f"{way}: in training the links are the limit {where}")
-    return lines
-
-
-def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
-    columns = {
-        "devices": lambda row: f"{row['devices']:,}",
-        "group": lambda row: f"{row['group']}",
-        "images": lambda row: f"{row['images_per_device']:,}",
-        "bytes": lambda row: f"{row['bytes']:,}",
-        "µs": lambda row: f"{1e6 * row['seconds']:.4g}",
-        "FLOPs/image": lambda row: f"{row['forward_flops_per_image']:,}",
-        "crossover FLOPs/image": lambda row: f"{row['crossover_flops_per_image']:,.0f}",
-    }
-    return [
-        "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
-        " of a number, whatever the network's size (mesh.aggregate=ordered: times the groups; "
-        "bf16: sent twice).",
-        "Above the crossover a device computes longer than it takes, and the links are no limit:",
-        *artifacts.aligned(artifacts.table(columns, rows)),
-    ]
-
-
-def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
-    columns = {
-        "K": lambda row: f"{row['devices']:,}",
-        "model": lambda row: f"{row['model_parallel']:,.0f}",
-        f"pipeline S={stages}": lambda row: f"{row['pipeline']:,.4g}",
-        "HSViT": lambda row: f"{row['hsvit']:.2e}",
-        "HSViT as eq. 1 counts": lambda row: f"{row['hsvit_elapsed']:.2e}",
-    }
-    return [
-        "Idle Time Ratio of K devices, equations 1, 2, 3 (no communication; HSViT: one submodule "
-        "of this network on each, one device adds up all CLS tokens).",
-        "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
-        "HSViT by theirs.",
-        *artifacts.aligned(artifacts.table(columns, rows)),
-    ]
+_AGGREGATE = {
+    "devices": lambda row: f"{row['devices']:,}",
+    "group": lambda row: f"{row['group']}",
+    "images": lambda row: f"{row['images_per_device']:,}",
+    "bytes": lambda row: f"{row['bytes']:,}",
+    "µs": lambda row: f"{1e6 * row['seconds']:.4g}",
+    "FLOPs/image": lambda row: f"{row['forward_flops_per_image']:,}",
+    "crossover FLOPs/image": lambda row: f"{row['crossover_flops_per_image']:,.0f}",
+}
+_IDLE = {
+    "K": lambda row: f"{row['devices']:,}",
+    "model": lambda row: f"{row['model_parallel']:,.0f}",
+    f"pipeline S={PIPELINE_STAGES}": lambda row: f"{row['pipeline']:,.4g}",
+    "HSViT": lambda row: f"{row['hsvit']:.2e}",
+    "HSViT as eq. 1 counts": lambda row: f"{row['hsvit_elapsed']:.2e}",
+}

@@ -1,7 +1,7 @@
 """A network's modules, parameters, FLOPs and memory, as text.
 
-The table counts FLOPs as the literature does; the costs of the compiled programs are XLA's, for the
-back end in use. Nothing is computed or allocated: the programs are compiled for shapes.
+The table counts FLOPs as the literature does; memory is XLA's, for the back end in use. Nothing is
+computed: the programs are compiled for shapes.
 """
 
 from typing import Any
@@ -18,8 +18,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any, moments: int) -> st
     """Formats the modules and the totals of a network; compiles three programs.
 
     Args:
-      config: resolved (`hsvit_jax.config.resolve`); of it, the batches, the optimizer,
-        `train.ema_decay` and the names in `model` are read.
+      config: the resolved configuration.
       moments: bytes that the optimizer keeps.
     """
     count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)

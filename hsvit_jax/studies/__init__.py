@@ -1,1 +1,1 @@
-"""Commands that train more than one run: folds, rates, the papers' tables and figures."""
+"""Studies that train several runs: comparisons, folds, rates, the papers' tables and figures."""

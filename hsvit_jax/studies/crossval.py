@@ -14,17 +14,13 @@ from hsvit_jax.train import init_from
 
 
 def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> Iterator:
-    """Yields data sets whose test splits are the stratified folds of `dataset`'s examples.
+    """Yields `count` data sets whose test splits are the stratified folds of `dataset`.
 
     Args:
-      dataset: its training and validation examples are dealt out; its test split is not touched.
-      count: of folds.
-      val_fraction: of each class's examples outside the fold, for validation; one at least, while
-        one is left for training; none of 0.
-      seed: of the order in which a class is dealt out.
-
-    Yields:
-      `count` times a `data.Dataset`.
+      dataset: its training and validation examples are dealt out; its test split is not used.
+      count: number of folds.
+      val_fraction: validation share of each class outside the fold; above 0 at least one example.
+      seed: seed of the order within a class.
 
     Raises:
       ValueError: a class has fewer examples than there are folds, or fewer than two outside one.
@@ -35,12 +31,10 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
     if len(members[least]) < max(count, 4 if count == 2 else 3):
         raise ValueError(
             f"class {dataset.info.class_names[least]!r} has {len(members[least])} images outside "
-            f"the test split, too few for {count} folds: give more images or fewer folds"
+            f"the test split, too few for {count} folds: add images or lower --folds"
         )
     keys = jax.random.split(jax.random.key(seed), len(members))
-    members = [
-        np.asarray(jax.random.permutation(*pair)) for pair in zip(keys, members, strict=True)
-    ]
+    members = [np.asarray(jax.random.permutation(*x)) for x in zip(keys, members, strict=True)]
     for fold in range(count):
         parts: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
         for label, own in enumerate(members):
@@ -48,9 +42,8 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
             rest = own[~held]
             number = min(max(round(val_fraction * len(rest)), 1), len(rest) - 1)
             number *= val_fraction > 0
-            parts["test"].append(own[held])
-            parts["val"].append(rest[:number])
-            parts["train"].append(rest[number:])
+            for name, part in zip(parts, (rest[number:], rest[:number], own[held]), strict=True):
+                parts[name].append(part)
         rule = f"fold {fold} of {count}, seed {seed}, val={val_fraction}"
         yield dataclasses.replace(
             dataset,
@@ -77,21 +70,18 @@ def train_folds(config: ml_collections.ConfigDict, count: int, out: Path) -> lis
     """
     config = init_from.with_weights(config)
     dataset = train.load_data(config)
-    rows, correct, examples = [], 0, 0
+    lines, rows = [], []
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):
         test = train.train(config, out / f"fold{fold}", dataset=part, as_begun=True).test
         rows.append([fold, test.examples, test.accuracy, test.macro_f1, test.loss])
-        correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
+        accuracy = artifacts.accuracy_text(test.accuracy, test.examples)
+        lines.append(f"fold {fold}: {accuracy}, macro F1 {test.macro_f1:.2%}")
     chosen = " (best on test)" * (config.train.select_on == "test")
     head = ["fold", "images", f"accuracy{chosen}", "macro_f1", "loss"]
     artifacts.save_csv(out / "crossval.csv", [head, *rows])
-    spread = f" ± {100 * statistics.stdev(row[2] for row in rows):.2f} over folds"
+    _, images, accuracies, *_ = zip(*rows, strict=True)
+    examples, spread = sum(images), f" ± {100 * statistics.stdev(accuracies):.2f} over folds"
+    correct = sum(round(a * n) for a, n in zip(accuracies, images, strict=True))
     mean = artifacts.accuracy_text(correct / examples, examples, spread)
-    return [
-        *(
-            f"fold {fold}: {artifacts.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}"
-            for fold, images, accuracy, macro_f1, _ in rows
-        ),
-        f"all{chosen}: {mean}, {examples:,} images, each tested once",
-        f"  table  {out / 'crossval.csv'}",
-    ]
+    lines.append(f"all{chosen}: {mean}, {examples:,} images, each tested once")
+    return [*lines, f"  table  {out / 'crossval.csv'}"]

@@ -1,7 +1,6 @@
 """The engine of the studies: a list of systems, one loop, a row for each, in a resumable folder.
 
-A study names its systems and its columns. All systems see the same data. A run that is done is
-found again in the folder.
+All systems see the same data. The same command finds the runs that are done in the folder.
 """
 
 import contextlib
@@ -23,13 +22,15 @@ from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few
 from hsvit_jax.train import batches, init_from, metrics, step
 
+Row = Mapping[str, Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class System:
     """A network and its recipe, and its place in a table of two axes.
 
     Attributes:
-      spec: as --config takes it.
+      spec: the configuration, as --config takes it.
       settings: KEY=VALUE texts.
       x, line: values of the axes, as printed.
     """
@@ -42,20 +43,14 @@ class System:
 
     @classmethod
     def parse(cls, text: str, *, recipe: bool = False) -> "System":
-        """Reads a spec and the settings that follow it, separated by blanks.
-
-        A blank that no KEY= follows is part of a path.
-
-        Args:
-          recipe: whether the name says the recipe.
-        """
-        spec, *settings = re.split(r"\s+(?=[\w.]+=)", text.strip())
+        """Parses a spec and the settings after it; its name has the `recipe` on request."""
+        spec, *settings = re.split(r"\s+(?=[\w.]+=)", text.strip())  # other blanks are of paths
         short = (re.sub(r"^[\w.]*\.", "", setting) for setting in settings)
         return cls(" ".join([name_of(spec, recipe=recipe), *short]), spec, tuple(settings))
 
     @classmethod
     def parse_all(cls, texts: Sequence[str]) -> "list[System]":
-        """Reads several; their names say the recipes where other words are the same."""
+        """Parses several; their names have the recipes if other words are equal."""
         systems = [cls.parse(text) for text in texts]
         if len({system.name for system in systems}) < len(systems):
             systems = [cls.parse(text, recipe=True) for text in texts]
@@ -63,7 +58,7 @@ class System:
 
 
 def name_of(spec: str, *, recipe: bool = False) -> str:
-    """Names a system in the table: its file and the words that are no data; the recipe if asked."""
+    """Names a system by its file and its words that are no data, and by its recipe on request."""
     place, _, argument = spec.partition(":")
     words = [word for word in map(str.strip, argument.split(",")) if word]
     common = [word for word in words if config_lib.is_word(word)]
@@ -72,26 +67,17 @@ def name_of(spec: str, *, recipe: bool = False) -> str:
     return " ".join([Path(place).stem, *own, *last])
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A system, how it was prepared, and the result of each seed."""
+def _row(system: System, run: train.Run, results: Sequence[train.Result]) -> Row:
+    """The columns that studies choose from; accuracies are of the test split.
 
-    system: System
-    run: train.Run
-    results: tuple[train.Result, ...]
-
-
-def row(one: Trained, **more: Any) -> dict[str, Any]:
-    """Returns the columns that studies choose from, and `more`; accuracies are of the test split.
-
-    Lengths are means over seeds, as train.patience may have ended a run.
+    Epochs and steps are means over seeds, as train.patience may end a run.
     """
-    system, run, results = one.system, one.run, one.results
     chosen = " (best on test)" * (run.config.train.select_on == "test")
     logs = [metrics.read_metrics(result.workdir / "metrics.jsonl") for result in results]
     rates = [line.get("images_per_second") for log in logs for line in log]
     steps, tests = statistics.fmean(r.step for r in results), [r.test for r in results]
     accuracies, classes = [test.accuracy for test in tests], len(tests[0].confusion_KK)
+    parameters = costs.parameters(run.model)
     return {
         "name": system.name + chosen,
         "spec": " ".join([system.spec, *system.settings]),
@@ -101,8 +87,10 @@ def row(one: Trained, **more: Any) -> dict[str, Any]:
         "steps": round(steps),
         "batch": run.config.train.batch,
         "training_images": len(run.dataset.train),
-        "parameters": costs.parameters(run.model),
-        "megabytes": 4 * costs.parameters(run.model) / 1e6,
+        "classes": classes,
+        "model": run.model,
+        "parameters": parameters,
+        "megabytes": 4 * parameters / 1e6,
         "flops": costs.flops(run.model),
         "images_per_second": statistics.median([r for r in rates if isinstance(r, float)] or [0.0]),
         "examples": tests[0].examples,
@@ -110,19 +98,17 @@ def row(one: Trained, **more: Any) -> dict[str, Any]:
         "accuracy": statistics.fmean(accuracies),
         "deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
         "accuracies": accuracies,
-        **more,
     }
 
 
 def configure(
     systems: Sequence[System], settings: Sequence[str] = (), seeds: Sequence[int | str] = (0,)
-) -> dict[System, ml_collections.ConfigDict]:
+) -> dict[System, config_lib.Settings]:
     """Returns the configuration of each system, all of the same data.
 
     Args:
-      systems: one at least.
-      settings: KEY=VALUE texts for every configuration, before a system's own. A key of the section
-        model needs to be read by one of them.
+      systems: one system or more.
+      settings: KEY=VALUE texts for all, before a system's own; one of them must read a `model` key.
       seeds: one run of every system for each.
 
     Raises:
@@ -131,21 +117,15 @@ def configure(
     names = [system.name for system in systems]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"a system is named twice in {few(names)}: leave one out, or give "
-            "another name to its file (in a study: to its x or line)"
+            f"a system is named twice in {few(names)}: remove one or rename its file (in a study: "
+            "its x or line)"
         )
     configs = {system: _config(system, [*settings, *system.settings]) for system in systems}
     first = next(iter(configs.values()))
     seeded = {config_lib.override(first, [f"seed={seed}"]).seed for seed in seeds}
     if not seeds or len(seeded) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
-    for key in ("name", "val_fraction", "fraction"):
-        values = {system.name: config.data[key] for system, config in configs.items()}
-        if len(set(values.values())) > 1:
-            raise ValueError(
-                f"systems are compared on the same data, but of data.{key} "
-                + ", ".join(f"{name} has {value}" for name, value in values.items())
-            )
+    _check_equal(configs, "data.name data.val_fraction data.fraction")
     for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
         complaints = [_unread(config, key) for config in configs.values()]
         if all(complaints):
@@ -159,43 +139,42 @@ def train_all(
     settings: Sequence[str] = (),
     seeds: Sequence[int | str] = (0,),
     equal: str = "length",
-) -> list[Trained]:
+) -> list[Row]:
     """Trains the systems that are not trained yet, each with every seed.
 
     Args:
-      systems, settings, seeds: of `configure`.
-      equal: 'length' refuses systems of unequal epochs, steps or batches; by 'compute' the first
-        one's images times its FLOPs decide how many steps the others take; 'data' asks for no more
-        than equal data.
+      systems, settings, seeds: as in `configure`.
+      out: the runs' parent folder.
+      equal: 'length' refuses unequal epochs, steps or batches. 'compute' sets the steps of the
+        others by the first one's images times its FLOPs. 'data' checks the data alone.
 
     Returns:
-      the systems in their order, without those whose training diverged: see `refuse_left_out`.
+      a row for each system, without those whose training diverged: see `refuse_left_out`.
 
     Raises:
-      Diverged: of every system.
-      ValueError: trainings are of unequal length, two systems name one folder, or as `configure`
-        and `hsvit_jax.train.train`.
+      Diverged: every system diverged.
+      ValueError: trainings have unequal lengths, two systems share a folder, or as `configure` and
+        `hsvit_jax.train.train`.
     """
     configs = configure(systems, settings, seeds)
     given = {system: [*settings, *system.settings] for system in configs}
     loaded: dict[tuple, data.Dataset] = {}
     runs = {system: _prepare(system, config, loaded) for system, config in configs.items()}
-    if equal == "length":  # which the number of images may have decided
-        _check_length(runs)
+    if equal == "length":  # the number of images may have decided it
+        prepared = {system: run.config for system, run in runs.items()}
+        _check_equal(prepared, "train.epochs train.steps train.batch")
     if equal == "compute":
-        of_a_step = {s: run.config.train.batch * costs.flops(run.model) for s, run in runs.items()}
-        first = next(iter(runs))
-        budget = runs[first].total_steps * of_a_step[first]
-        for system in configs:
-            steps = max(round(budget / of_a_step[system]), 1)
-            given[system] += [f"train.steps={steps}", "train.epochs=0"]
-            config = _config(system, given[system])
-            configs[system], runs[system] = config, _prepare(system, config, loaded)
-    folders = {s: config_lib.default_workdir(c, s.spec, given[s]) for s, c in configs.items()}
-    if equal != "data" and len(set(folders.values())) < len(folders):
-        names = (system.name for system in folders)
-        raise ValueError(f"{few(names)}: two of them name one run's folder: leave one out")
-    trained, diverged = [], None
+        of_a_step = [run.config.train.batch * costs.flops(run.model) for run in runs.values()]
+        budget = next(iter(runs.values())).total_steps * of_a_step[0]
+        for system, cost in zip(runs, of_a_step, strict=True):
+            given[system] += [f"train.steps={max(round(budget / cost), 1)}", "train.epochs=0"]
+            configs[system] = _config(system, given[system])
+            runs[system] = _prepare(system, configs[system], loaded)
+    folders = {config_lib.default_workdir(c, s.spec, given[s]) for s, c in configs.items()}
+    if equal != "data" and len(folders) < len(configs):
+        names = few(system.name for system in configs)
+        raise ValueError(f"{names}: two of them name one run's folder; remove one")
+    rows, diverged = [], None
     for system, config in configs.items():
         results = []
         for seed in seeds:
@@ -207,26 +186,51 @@ def train_all(
                 results.append(train.train(seeded, folder, dataset=dataset, as_begun=True))
             except train.Diverged as error:
                 diverged = error
-                coordination.print_once(f"{system.name}, seed {seed} is left out: {error}")
+                coordination.print_once(f"{system.name}, seed {seed} is skipped: {error}")
                 break
         else:
-            trained.append(Trained(system, runs[system], tuple(results)))
-    if diverged and not trained:
+            rows.append(_row(system, runs[system], results))
+    if diverged and not rows:
         raise diverged
-    return trained
+    return rows
+
+
+def learning_curves(
+    systems: Sequence[System],
+    out: Path,
+    fractions: Sequence[float],
+    settings: Sequence[str] = (),
+    seeds: Sequence[int | str] = (0,),
+) -> list[Row]:
+    """Trains the systems on shares of the training images, at equal compute for each share.
+
+    Args:
+      fractions: shares of each class's training images, above 0 and at most 1.
+      systems, out, settings, seeds: as in `train_all`.
+
+    Returns:
+      a row for each system and share; its x is the number of training images per class.
+    """
+    rows = []
+    for fraction in fractions:
+        given = [*settings, f"data.fraction={fraction:g}"]
+        for row in train_all(systems, out, given, seeds, "compute"):
+            per_class = row["training_images"] / row["classes"]
+            rows.append({**row, "x": f"{per_class:g}", "line": row["name"]})
+    return rows
 
 
 def refuse_left_out(wanted: int, got: int) -> None:
-    """Raises Diverged, once everything is written, unless every training came to its end."""
+    """Raises Diverged, after everything is written, if a training was skipped."""
     if got < wanted:
         raise train.Diverged(
-            f"{wanted - got} of {wanted} are left out, as their training diverged: see above. The "
-            "others need not be trained again"
+            f"{wanted - got} of {wanted} are missing, as their training diverged; the same command "
+            "keeps the others"
         )
 
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
-    """Loads the data set as a system reads it, or returns that of a system that reads it alike."""
+    """Returns a system's data set; systems that read their images in one way share it."""
     config = init_from.with_weights(config)
     key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
     if key not in loaded:
@@ -235,10 +239,10 @@ def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset])
 
 
 def steps(run: train.Run, start: Any, **changes: Any) -> Iterator[tuple[dict, dict]]:
-    """Yields the state and the values of each step of a run that is not written down.
+    """Yields the state and the values of each step of a run that writes nothing.
 
     Args:
-      start: of `resume.start`.
+      start: the start of `resume.start`.
       changes: attributes of the run, such as another optimizer.
     """
     run = dataclasses.replace(run, **changes)
@@ -251,7 +255,7 @@ def steps(run: train.Run, start: Any, **changes: Any) -> Iterator[tuple[dict, di
 
 
 def save(
-    rows: Sequence[Mapping[str, Any]], columns: str, folder: Path, name: str, page: str, figure: Any
+    rows: Sequence[Row], columns: str, folder: Path, name: str, page: str, figure: Any
 ) -> list[Path]:
     """Writes a text as NAME.md, columns of the rows as NAME.csv and a figure as NAME.png."""
     paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
@@ -263,14 +267,20 @@ def save(
     return paths
 
 
-def accuracy_text(row: Mapping[str, Any]) -> str:
+def seeds_text(rows: Sequence[Row]) -> str:
+    """Counts the seeds and explains the spread."""
+    seeds = len(rows[0]["accuracies"])
+    return f"{seeds} seeds, ± one standard deviation over them" if seeds > 1 else "1 seed"
+
+
+def accuracy_text(row: Row) -> str:
     """Formats the mean over seeds, its standard deviation, and the interval of few images."""
     spread = f" ± {100 * row['deviation']:.2f}" if len(row["accuracies"]) > 1 else ""
     return artifacts.accuracy_text(row["accuracy"], row["examples"], spread)
 
 
 def _config(system: System, settings: Sequence[str]) -> config_lib.Settings:
-    """Returns a system's configuration. A setting of all may be for another system's network."""
+    """A system's configuration; a shared `model` setting may apply to other systems only."""
     with _named(system):
         config = config_lib.get_config(system.spec, *settings)
     own = {setting.partition("=")[0] for setting in system.settings}
@@ -280,7 +290,7 @@ def _config(system: System, settings: Sequence[str]) -> config_lib.Settings:
 
 
 def _unread(config: config_lib.Settings, key: str) -> ValueError | None:
-    """Returns the refusal of a key without effect."""
+    """The refusal of a key without effect."""
     try:
         config_lib.refuse_unread(config, (key,))
     except ValueError as error:
@@ -295,20 +305,17 @@ def _prepare(system: System, config: ml_collections.ConfigDict, loaded: dict) ->
 
 @contextlib.contextmanager
 def _named(system: System) -> Iterator[None]:
-    """Says which system a mistake is of."""
+    """Puts the system's name before an error."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{system.name}: {error}") from error
 
 
-def _check_length(runs: Mapping[System, train.Run]) -> None:
-    """Raises ValueError unless all runs are of the same epochs, steps and batch."""
-    found = {system.name: run.config.train for system, run in runs.items()}
-    lengths = {name: (x.epochs, x.steps, x.batch) for name, x in found.items()}
-    if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{name} {e:g}/{s}/{b}" for name, (e, s, b) in lengths.items())
-        raise ValueError(
-            f"systems are compared after equal training, but train.epochs/steps/batch are: {each}; "
-            "set them for all with --config.train.epochs=... and --config.train.batch=..."
-        )
+def _check_equal(configs: Mapping[System, ml_collections.ConfigDict], keys: str) -> None:
+    """Raises ValueError unless all configurations have one value of each key."""
+    for section, name in (key.split(".") for key in keys.split()):
+        values = {system.name: config[section][name] for system, config in configs.items()}
+        if len(set(values.values())) > 1:
+            each = ", ".join(f"{system} has {value}" for system, value in values.items())
+            raise ValueError(f"systems need one {section}.{name}, but {each}: set it for all")

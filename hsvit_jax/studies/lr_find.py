@@ -14,21 +14,21 @@ from hsvit_jax.train import optim, resume
 
 LOWEST, HIGHEST = 1e-6, 10.0
 _DIVERGED = 4.0  # times the lowest smoothed loss
-_SMOOTHING = 0.9  # of the exponential average over steps
+_SMOOTHING = 0.9  # weight of earlier steps in the exponential average
 
 
 def search(config: ml_collections.ConfigDict, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Takes steps at rates from `LOWEST` to `HIGHEST`, evenly in their logarithm (Smith, 2017).
 
     Args:
-      config: of a run that would start afresh; its schedule is not used.
-      steps: at most; a loss that is not finite, or far above the lowest one, ends the search.
+      config: configuration of a new run; its schedule is not used.
+      steps: most steps; a loss that is not finite or far above the lowest ends the search.
 
     Returns:
-      rates of the steps that were taken, and the smoothed training losses at them, float (S,).
+      rates of the steps that were taken, and their smoothed training losses, float (S,).
 
     Raises:
-      ValueError: as `hsvit_jax.train.prepare`; or the loss was never finite.
+      ValueError: as `hsvit_jax.train.prepare`, or the loss was never finite.
     """
     run = train.prepare(config_lib.override(config, ["train.log_every=1"]))
 
@@ -36,9 +36,9 @@ def search(config: ml_collections.ConfigDict, steps: int) -> tuple[np.ndarray, n
         return LOWEST * (HIGHEST / LOWEST) ** (number / max(steps - 1, 1))
 
     tx = optim.build(run.config.optim, rate, run.model)
-    changes = {"schedule": rate, "tx": tx, "total_steps": steps}
-    taken = engine.steps(run, resume.start(run, False)[0], **changes)
+    start, _ = resume.start(run, False)
     average, losses = 0.0, []
+    taken = engine.steps(run, start, schedule=rate, tx=tx, total_steps=steps)
     for number, (_, values) in enumerate(taken, 1):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * float(values["loss"])
         loss = average / (1 - _SMOOTHING**number)
@@ -46,13 +46,12 @@ def search(config: ml_collections.ConfigDict, steps: int) -> tuple[np.ndarray, n
             break
         losses.append(loss)
     if len(losses) < 2:
-        raise ValueError("the loss was not finite from the start: look at the data and the network")
+        raise ValueError("the loss is not finite from the start: check the data and the network")
     return np.array([float(rate(n)) for n in range(len(losses))]), np.array(losses)
 
 
 def choose(rates_S: np.ndarray, losses_S: np.ndarray) -> tuple[float, float]:
-    """Returns the rate at which the loss falls fastest per factor of the rate, before its lowest,
-    and the rate of the lowest loss.
+    """Returns the rate of the steepest fall before the lowest loss, and the lowest loss's rate.
 
     Raises:
       ValueError: the loss is lowest at the start.
@@ -60,10 +59,7 @@ def choose(rates_S: np.ndarray, losses_S: np.ndarray) -> tuple[float, float]:
     first = min(round(1 / (1 - _SMOOTHING)), len(losses_S) // 3)  # an average of several batches
     lowest = first + int(losses_S[first:].argmin())
     if lowest == first:
-        raise ValueError(
-            "the loss was never lower than at the lowest rate: give more --steps or a larger "
-            "train.batch, or look at the data"
-        )
+        raise ValueError("the loss never fell: raise --steps or train.batch, or check the data")
     slopes_S = np.gradient(losses_S, np.log(rates_S))
     steepest = first + int(slopes_S[first:lowest].argmin())
     return float(rates_S[steepest]), float(rates_S[lowest])

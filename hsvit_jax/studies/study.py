@@ -1,11 +1,11 @@
-"""Studies of the papers as grids of runs: `hsvit study fig5`; runs that are done are found again.
+"""The papers' tables and figures as grids of runs: `hsvit study fig5`.
 
-A study is a file whose `get_study()` names its axes, as those of configs/studies do.
+A study is a Python file, as those of configs/studies: its `get_study()` returns a `Study`.
 """
 
-import dataclasses
 import runpy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hsvit_jax.studies import engine
@@ -14,13 +14,13 @@ from hsvit_jax.text import few, nearest
 _FILES = Path(__file__).parent / "papers"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cell:
     """A network of a study and its place on the axes.
 
     Attributes:
       x, line: values of the axes, as printed.
-      network: as --config takes it, without data set and recipe, such as 'vix:vin,hybrid'.
+      network: the network as --config takes it, without data set and recipe ('vix:vin,hybrid').
       settings: KEY=VALUE texts.
     """
 
@@ -30,15 +30,15 @@ class Cell:
     settings: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Study:
-    """A table or figure of a paper as a grid of runs.
+    """A table or figure as a grid of runs.
 
     Attributes:
-      title: of the plot, which names the source.
-      x, line: words for the axis across, and for the axis whose values are the lines.
+      title: title of the plot, with the source.
+      x, line: names of the axis across and of the axis whose values are the lines.
       cells: the networks, in the table's order.
-      data: the data set and recipe of the paper, as after the colon of --config.
+      data: data set and recipe, as after the colon of --config.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Study:
     data: str = "cifar10,paper"
 
     def systems(self, data: str = "") -> list[engine.System]:
-        """Returns the cells' networks on a data set, by default the study's."""
+        """Returns the cells' networks on a data set; it defaults to the study's."""
         found = []
         for cell in self.cells:
             file, _, words = cell.network.partition(":")
@@ -59,7 +59,7 @@ class Study:
 
 
 def find(name: str) -> Path:
-    """Returns the file of a study's name or file. Raises ValueError where there is none."""
+    """Returns the file of a study. Raises ValueError if there is none."""
     path = Path(name) if name.endswith(".py") else _FILES / f"{name}.py"
     if not path.is_file():
         near = nearest(name, names())
@@ -68,13 +68,13 @@ def find(name: str) -> Path:
 
 
 def load(path: Path) -> Study:
-    """Loads a study from its file. Raises ValueError where the file fails or has none."""
+    """Loads a study from its file. Raises ValueError if the file fails or has no study."""
     try:
         study = runpy.run_path(str(path))["get_study"]()
     except Exception as error:  # the file may raise anything
         raise ValueError(f"the study {path} failed: {type(error).__name__}: {error}") from error
     if not isinstance(study, Study) or not study.cells:
-        raise ValueError(f"get_study() of {path} needs to return a Study with cells")
+        raise ValueError(f"get_study() of {path} must return a Study with cells")
     return study
 
 

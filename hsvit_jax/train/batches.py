@@ -12,7 +12,7 @@ import numpy as np
 
 from hsvit_jax import artifacts, augment
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.data import stream
+from hsvit_jax.data.dataset import stream_batches
 from hsvit_jax.text import printable
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.train.step import AUGMENT, MIX, ORDER, Batch, augment_settings, run_key
@@ -113,7 +113,7 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
     split = run.dataset.train
     draws = itertools.islice(example_ids(run, first), run.total_steps - first)
     ids, again = itertools.tee(ids_B[rows] for ids_B in draws)
-    read = stream.stream_batches(split, (ids_B % len(split) for ids_B in ids))
+    read = stream_batches(split, (ids_B % len(split) for ids_B in ids))
     for (images, labels, _), ids_B in zip(read, again, strict=True):
         yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in (images, labels, ids_B))
 

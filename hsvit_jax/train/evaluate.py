@@ -182,7 +182,7 @@ def padded_batches(
 
     Yields:
         (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). Copies of its first example
-        pad the last batch, as they change no maximum over it (`Mixing.batch_coupling`).
+        pad the last batch, as they change no maximum over it (`model.batch_coupling`).
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):

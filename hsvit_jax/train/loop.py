@@ -78,7 +78,7 @@ class Loop:
         self.closed: int | None = None  # last step whose epoch has ended
 
     def make_evaluator(self, lost: Sequence[int] = ()) -> Callable[..., evaluate_lib.Evaluation]:
-        """Builds the evaluation on this run's mesh, without the votes of `lost` groups or towers."""
+        """Builds the evaluation on this mesh, without the votes of `lost` groups or towers."""
         run, config, votes_G = self.run, self.run.config, None
         if lost:
             votes_G = np.zeros(run.model.config.groups, np.float32)

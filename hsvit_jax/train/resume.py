@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -91,7 +90,7 @@ def train(
         workdir_lib.check_apart(name, workdir)
         begun = (workdir / "checkpoints").is_dir()
         kind, _, place = name.partition("=")
-        gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
+        gone = kind in ("folder", "csv") and not data.is_there(place)
         if not begun:  # before data are read for nothing
             init_from.refuse_random(config)
         elif gone and dataset is None:

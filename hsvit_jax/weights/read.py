@@ -14,9 +14,10 @@ import numpy as np
 
 from hsvit_jax import config as config_lib
 from hsvit_jax.models.network import Network
+from hsvit_jax.text import few
 from hsvit_jax.weights import files, sources, torch
 from hsvit_jax.weights.torch import layouts
-from hsvit_jax.weights.torch.base import Misfits, Tensors, listed, pair
+from hsvit_jax.weights.torch.base import Tensors, pair
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -191,16 +192,15 @@ def _load(
     if headless and fresh_classifier:
         tensors |= {key: np.zeros(shapes(network)[key], np.float32) for key in missing}
     _check_settings(layout, network.config, "" if family == wanted else "backbone_settings.")
-    try:
-        params, stats = table.load(tensors, network)
-    except Misfits as misfits:
-        problems = [(kind, names.get(key, key), figures) for kind, key, figures in misfits.problems]
-        hint = ". It has no classifier: init.classifier=new starts with a fresh one"
+    if problems := table.misfits(tensors, network):
+        lines = (f"{kind} {names.get(key, key)}{figures}" for kind, key, figures in problems)
+        hint = ". It has no classifier; set init.classifier=new to start with a fresh one"
         raise ValueError(
             f"{len(problems)} tensors, named as in {layout.library}, do not fit this {family} "
-            f"network; nothing was loaded: {listed(problems)}{hint if headless else ''}"
-        ) from None
-    return params, stats, network, layout.library + (layout.note and f" ({layout.note})")
+            f"network; nothing was loaded: {few(lines, '; ')}{hint if headless else ''}"
+        )
+    source = layout.library + (layout.note and f" ({layout.note})")
+    return *table.load(tensors, network), network, source
 
 
 def _classifier(network: Network, shapes: Callable[[Network], Shapes]) -> set[str]:

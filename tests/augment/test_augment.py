@@ -274,9 +274,9 @@ def test_settings_are_hashable_and_compile_once():
 def test_settings_that_exclude_each_other_are_refused():
     for change, message in (
         ({"trivial_augment": True}, "rand_augment_ops is 2: set it to 0"),
-        ({"rand_augment_magnitude": 11}, r"magnitude is 11, .* end at 10"),
-        ({"random_resized_crop": (0.5,)}, r"random_resized_crop is \(0.5,\).*\(0.08, 1.0\)"),
-        ({"random_resized_crop": (0.9, 0.5)}, r"is \(0.9, 0.5\)"),
+        ({"rand_augment_magnitude": 11}, "rand_augment_magnitude=11"),
+        ({"random_resized_crop": (0.5,)}, r"random_resized_crop=\(0.5,\)"),
+        ({"random_resized_crop": (0.9, 0.5)}, r"=\(0.9, 0.5\)"),
         ({"random_resized_crop": (0.5, 0.9)}, "crop_padding is 3: set it to 0"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -289,13 +289,13 @@ def test_batches_that_do_not_fit_are_refused():
     two_channels = dataclasses.replace(PER_EXAMPLE, mean=two, std=two)
     padded = dataclasses.replace(PLAIN, crop_padding=13)
     for settings, arrays, message in (
-        (RAW, (images, labels, indices), "3 channels, but mean and std have 1 and 1"),
+        (RAW, (images, labels, indices), "3 channels, mean 1, std 1"),
         (padded, (images, labels, indices), "crop_padding is 13"),
-        (two_channels, (images[..., :2], labels, indices), r"2 channels.*1 or 3"),
+        (two_channels, (images[..., :2], labels, indices), "1 or 3 channels"),
     ):
         with pytest.raises(ValueError, match=message):
             train_batch(settings, key, key, *arrays)
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="8193×8×3"):
         huge = jax.ShapeDtypeStruct((4, 8193, 8, 3), jnp.uint8)
         jax.eval_shape(lambda x: train_batch(PER_EXAMPLE, key, key, x, labels, indices), huge)
 
@@ -393,13 +393,3 @@ def test_a_batch_is_cropped_by_its_own_draws():
     flipped = run(dataclasses.replace(CROPPED, flip=True), images, labels, ids)[0]
     mirrored = (flipped == plain[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (mirrored | (flipped == plain).all(axis=(1, 2, 3))).all() and 8 < mirrored.sum() < 32
-
-
-def test_the_other_draws_stay():
-    """Erased boxes are those of a run without it."""
-    images, ids = np.full((64, 16, 16, 3), 255, np.uint8), np.arange(64, dtype=np.int32)
-    with_crop = dataclasses.replace(CROPPED, erasing=0.5)
-    without = dataclasses.replace(with_crop, random_resized_crop=())
-    found, expected = (run(s, images, ids % 7, ids)[0] for s in (with_crop, without))
-    np.testing.assert_array_equal(found, expected)
-    assert (found == 0).any()

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin, PpmImagePlugin
+from PIL import Image, PngImagePlugin
 from support.data_files import encoded, noise
 
 from hsvit_jax.data import BadImage, fit_image, images, read_image
@@ -51,7 +51,7 @@ SMALL = {256: 2, 257: 2, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 4}
 
 
 def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
-    """Whatever the name: the format is told by the content."""
+    """Whatever the name: the content decides the format."""
     pixels, grey = noise((13, 17, 3)), noise((13, 17))
     path = tmp_path / "ünïcode 图.JPEG"
     path.write_bytes(encoded(pixels))
@@ -286,6 +286,7 @@ EXIF = b"\xff\xe1" + struct.pack(">H", 22) + b"Exif\0\0II*\0\x08" + bytes(9)  # 
 PROFILE = png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(100)))
 PNG = encoded(noise((8, 8, 3)))
 REPEATED = {
+    "comments of a PNM": lambda n: b"P2 8 8 255\n" + b"#\n" * n + b"7 " * 64,
     "EXIF segments of a JPEG": lambda n: GOOD[:2] + EXIF * n + GOOD[2:],
     "colour profiles of a PNG": lambda n: PNG[:33] + PROFILE * n + PNG[33:],
     "strips of a TIFF": lambda n: tiff(
@@ -304,26 +305,20 @@ def test_a_file_that_repeats_its_header_is_refused_before_it_is_opened(what, mon
 
 
 @pytest.mark.parametrize("most", (1, 200, 1023, 65535))
-def test_numbers_of_a_pnm_are_read_at_once(most, monkeypatch):
-    """As Pillow reads them one by one, in minutes; of comments it copies what follows each."""
-    rng = np.random.default_rng(most)
-    files = [b"P1 6 7 # bits\n" + b"#\n" * 999 + b"10" * 21]
-    for bands in (1, 3):
-        values = rng.integers(0, most + 1, (7, 6, bands))
-        body = values.astype(">u2" if most > 255 else np.uint8).tobytes()
-        files.append(b"P%d 6 7 %d\n" % (5 + bands // 3, most) + body)
-        text = b" # a b\n".join(b"%d" % value for value in values.ravel())
-        files.append(b"P%d 6 7 %d\n" % (2 + bands // 3, most) + text + b"\n9 9")
-    pillow = [Image.open(io.BytesIO(raw)) for raw in files]
-    expected = [fit_image(image, (7, 6), channels) for image in pillow for channels in (1, 3)]
-    for decoder in (PpmImagePlugin.PpmPlainDecoder, PpmImagePlugin.PpmDecoder):
-        monkeypatch.setattr(decoder, "decode", None)
-    found = [read_image(raw, (7, 6), channels) for raw in files for channels in (1, 3)]
-    for image, whole in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(image, whole)
-    cut = [b"P2 2 2 9 1 2 3", b"P2 2 2 9 1 2 3 10", b"P2 2 2 9 1 2 3 -1", b"P3 1 1 9 1 2 x"]
-    for raw in (*cut, b"P1 2 2 0 1 2 0", b"P1 2 2 0 1", files[1][:-1]):
-        with pytest.raises(BadImage, match=r"damaged or cut off|cannot be read"):
+@pytest.mark.parametrize("bands", (1, 3))
+def test_a_binary_pnm_is_read_as_its_text(most, bands):
+    values = np.random.default_rng(most).integers(0, most + 1, (7, 6, bands))
+    body = values.astype(">u2" if most > 255 else np.uint8).tobytes()
+    binary = b"P%d 6 7 %d\n" % (5 + bands // 3, most) + body
+    text = b" # a b\n".join(b"%d" % value for value in values.ravel()).replace(b"# a b", b"", 90)
+    text = b"P%d 6 7 %d\n" % (2 + bands // 3, most) + text + b"\n9 9"
+    for channels in (1, 3):
+        image = read_image(binary, (7, 6), channels)
+        np.testing.assert_array_equal(image, read_image(text, (7, 6), channels))
+    if bands == channels:
+        np.testing.assert_array_equal(image, np.rint(values / most * 255))
+    for raw in (binary[:-1], b"P2 2 2 9 1 2 3", b"P2 2 2 9 1 2 3 10", b"P1 2 2 0 1 2 0"):
+        with pytest.raises(BadImage, match="cannot be read"):
             read_image(raw, (2, 2), 3)
 
 
@@ -338,15 +333,10 @@ GIF = encoded(noise((8, 8)), "GIF")
 GIF_START = 13 + (6 << (GIF[10] & 7))
 PIECES = {
     "fill bytes": lambda n: GOOD[:2] + (b"\xff" * 9 + b"\xfe\0\2") * n + GOOD[2:],
-    "zeros between": lambda n: GOOD[:20] + bytes(n) + GOOD[20:],
-    "stuffed bytes": lambda n: GOOD[:20] + b"\xff\0" * n + GOOD[20:],
-    "restarts": lambda n: GOOD[:20] + b"\xff\xd0" * n + GOOD[20:],
     "comments": lambda n: GOOD[:20] + b"\xff\xfe\0\3x" * n + GOOD[20:],
     "empty chunks": lambda n: PNG[:33] + png_chunk(b"teSt", b"") * n + PNG[33:],
-    "empty chunks at the end": lambda n: PNG[:-12] + png_chunk(b"teSt", b"") * n + PNG[-12:],
     "comments of a GIF": lambda n: GIF[:GIF_START] + b"!\xfe\1x\0" * n + GIF[GIF_START:],
     "blanks": lambda n: b"P6" + b" " * n + b"2 2 255\n" + bytes(12),
-    "a comment": lambda n: b"P6 2 #" + b"x" * n + b"\n2 255\n" + bytes(12),
     "runs": lambda n: bmp_of_runs(8, 8, b"\1\0" * n),
 }
 
@@ -382,14 +372,15 @@ PLANES = {258: (16,) * 3, 262: 2, 273: (8, 16, 24), 277: 3, 279: (8,) * 3, 284: 
 TILE = {273: (), 322: 10_000, 323: 10_000, 324: 8, 325: 1}
 SCANS = b"\xff\xfe\0\4\xff\xda" * 60_000  # comments, each of which looks like a scan
 BAD_FILES = {
-    "empty": (b"", "is empty"),
+    "empty": (b"", "not an image"),
+    "text": (b"P1 2000 2000\n", "more than 2,097,152 pixels of a run-length"),
     "html": (b"<!DOCTYPE html><html>404</html>", "not an image"),
     "cut jpeg": (GOOD[: len(GOOD) // 2], "truncated"),
     "cut png": (encoded(noise((40, 40, 3)))[:900], "truncated"),
     "script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     "float": (encoded(Image.fromarray(np.ones((3, 3), np.float32)), "TIFF"), "floating-point"),
     "int32": (encoded(Image.fromarray(np.full((3, 3), 200, np.int32)), "TIFF"), "32-bit"),
-    "tile": (tiff(SMALL | TILE), "10000×10000 pixels; more than 89,478,485 pixels are refused"),
+    "tile": (tiff(SMALL | TILE), r"89,478,485 pixels \(10000×10000\) are"),
     "planar": (tiff(SMALL | PLANES, bytes(range(24))), "a plane of 16 bits for each colour"),
     "bands": (b"II*\0" + bytes(40), "a TIFF that is cut off"),
     "text chunk": (encoded(noise((4, 4, 3)), pnginfo=TEXT), "MAX_TEXT_CHUNK"),
@@ -427,15 +418,8 @@ def test_no_files_and_wrong_shapes(tmp_path):
             read_image(tmp_path / name, (8, 8), 3)
     os.close(again := os.dup(0))
     assert again == free  # every file was closed
-    with pytest.raises(BadImage, match=r"^a\\x1b\[1m\\udce9\.png: the file is empty"):
+    with pytest.raises(BadImage, match=r"^a\\x1b\[1m\\udce9\.png: not an image"):
         read_image(b"", (8, 8), 3, name="a\x1b[1m\udce9.png")
-
-
-def test_a_path_below_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.png").write_bytes(GOOD)
-    found = fit_image("~/a.png", (8, 8), 3)
-    np.testing.assert_array_equal(found, read_image(tmp_path / "a.png", (8, 8), 3))
 
 
 def test_a_photo_can_be_padded_or_stretched_instead():

@@ -70,8 +70,8 @@ def test_named_networks_are_recognised():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backbone": None}, "the constructor has no `backbone`"),
-        ({"backbone": {"model_type": "vgg"}}, "model_type='vgg' is not supported; known: resnet"),
+        ({"backbone": None}, "`backbone` is not a JSON object"),
+        ({"backbone": {"model_type": "vgg"}}, "model_type='vgg' is not supported"),
         ({"attn_num": 7}, r"2048 channel tokens cannot split into groups=7"),
         ({"attn_num": -1}, "groups must be"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),

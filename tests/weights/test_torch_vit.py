@@ -81,7 +81,7 @@ def test_what_a_file_does_not_say_is_asked_for(tmp_path):
     """A model type that nobody has, and heads that no tensor shows."""
     for config, message in (
         ('{"constructor": {"model_type": "bert"}}', "unknown model_type 'bert'; known: .*vit"),
-        ('{"family": "hvt", "constructor": {"patch_size": 4}}', "constructor lacks num_heads"),
+        ('{"family": "hvt", "constructor": {"patch_size": 4}}', "num_heads is missing"),
         ('{"family": "hvt"}', "does not say what network it holds: name one, as in --config="),
     ):
         np.savez(tmp_path / "a.npz", config=config, x=np.zeros(1, "f"))

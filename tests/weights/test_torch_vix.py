@@ -29,10 +29,10 @@ def state(family, **changes):
     ("family", "given", "message"),
     [
         ("vix", {"heads": 3, "pool": "max"}, "pool='max' is not supported; expected 'cls' or 'm"),
-        ("vix", {"heads": 3}, "lacks patch_size"),
-        ("levix", {"image_size": 4}, "lacks num_heads"),
-        ("ccx", {"img_size": 8, "stride": 1}, "lacks num_heads"),
-        ("ccx", {"img_size": 8, "num_heads": 2}, "lacks pool_strides"),
+        ("vix", {"heads": 3}, "patch_size is missing"),
+        ("levix", {"image_size": 4}, "num_heads is missing"),
+        ("ccx", {"img_size": 8, "stride": 1}, "num_heads is missing"),
+        ("ccx", {"img_size": 8, "num_heads": 2}, "pool_strides is missing"),
     ],
 )
 def test_what_a_constructor_lacks_is_told(family, given, message):

@@ -8,12 +8,7 @@ from hsvit_jax.studies.study import Cell, Study
 
 def get_study() -> Study:
     mixers = ("vit", "vip", "vil", "vin", "fnet", "mlp_mixer")
-    return Study(
-        title="ViX paper, table 1: token mixers, patches and a convolutional stem",
-        x="mixer",
-        line="embedding",
-        cells=[
-            *(Cell(mixer, "patches", f"vix:{mixer}") for mixer in mixers),
-            *(Cell(mixer, "convolutions", f"vix:{mixer},hybrid") for mixer in mixers),
-        ],
-    )
+    cells = [Cell(mixer, "patches", f"vix:{mixer}") for mixer in mixers]
+    cells += [Cell(mixer, "convolutions", f"vix:{mixer},hybrid") for mixer in mixers]
+    title = "ViX paper, table 1: token mixers, patches and a convolutional stem"
+    return Study(title, "mixer", "embedding", cells)

@@ -1,4 +1,4 @@
-"""PyTorch's files by family: the names of their tensors, and the settings that they tell."""
+"""PyTorch's files by family: the names of their tensors, and the settings that they hold."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few
 from hsvit_jax.weights.torch import conv_transformers, convnets, hsvit, vit, vix
-from hsvit_jax.weights.torch.base import Tensors, TorchWeights, pair
+from hsvit_jax.weights.torch.base import Tensors, TorchWeights, pair, read
 
 #: Family → how its files are read.
 TABLES: Mapping[str, TorchWeights] = {
@@ -58,9 +58,9 @@ def table(family: str) -> TorchWeights:
 
 
 def family_of(description: Mapping[str, Any]) -> Family:
-    """The family that a PyTorch file's description names; HSViT where it names none.
+    """Returns the family that a PyTorch file's description names; defaults to HSViT.
 
-    It does by `model_type`, also in its `constructor`, or by `family`, one of our names.
+    The name is `model_type`, also in its `constructor`, or `family`, one of our names.
 
     Raises:
         ValueError: the name is not known.
@@ -81,7 +81,7 @@ def family_of(description: Mapping[str, Any]) -> Family:
 
 
 def constructor(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a network's constructor that a weight file's description holds.
+    """Returns the arguments of a network's constructor that a weight file's description holds.
 
     Raises:
         ValueError: they are no JSON object.
@@ -99,44 +99,38 @@ def sections(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the sections `model` and `data` of the network that a file's description names.
 
-    The images in the file tell their size and channels best. Classes that the description does not
-    count are 10, until the tensors tell.
+    The file's images override the described size and channels. Classes default to 10, until the
+    tensors show their number.
 
     Args:
-        family: of the network; the tensors may show that it is a sibling.
+        family: the network's; the tensors may show that it is a sibling.
         given: its constructor's arguments.
-        like: the config of a network with the sizes of images that the description leaves out.
+        like: the config of a network with the image size that the description leaves out.
 
     Raises:
-        ValueError: a setting that the description leaves out, or that no network of ours has.
+        ValueError: the description lacks a setting, or has one that no network of ours has.
     """
     images = tensors["input"].shape if "input" in tensors else ()
     images = images if len(images) == 4 else ()
     inner = given.get("backbone")
-    said = {**(inner if isinstance(inner, dict) else {}), **given}
-    size = _first(said, "image_size", "img_size", "input_size") or getattr(like, "image_size", None)
-    channels = _first(said, "num_channels", "in_chans", "channels")
-    classes = _first(said, "num_classes", "num_labels") or len(said.get("id2label") or ())
-    data = {
-        "image_size": images[2:] or size,
-        "channels": images[1] if images else channels or getattr(like, "image_channels", 3),
-        "num_classes": classes or 10,
-    }
-    given = {**given, "image_size": data["image_size"]}
+    words = "size=image_size|img_size|input_size channels=num_channels|in_chans|channels"
+    words += " classes=num_classes|num_labels"
+    usual = {"size": getattr(like, "image_size", None), "channels": 3}
+    usual["channels"] = getattr(like, "image_channels", 3)
+    usual["classes"] = len(given.get("id2label") or ()) or 10
+    found = read({**(inner if isinstance(inner, dict) else {}), **given}, words, usual)
+    size, channels = (images[2:], images[1]) if images else (found["size"], found["channels"])
     try:
-        model = table(family.name).settings(family, tensors, given)
+        own = table(family.name).settings(family, tensors, {**given, "image_size": size})
     except KeyError as error:
         missing = error.args[0]
         raise ValueError(f"cannot read the network's sizes: {missing} is missing") from error
-    family = FAMILIES[model.get("family", family.name)]
-    model = {**family.defaults, **model, "family": family.name}
-    if size := model.pop("image_size", data["image_size"]):
-        data["image_size"] = pair(size)
-    else:
+    family = FAMILIES[own.get("family", family.name)]
+    model = {name: own.get(name, default) for name, default in family.defaults.items()}
+    model["family"] = family.name
+    size = own.get("image_size", size)
+    if not size:
         variant = family.variant_of(model, (0, 0))
-        data["image_size"] = pair(family.native_sizes.get(variant, family.native_size))
+        size = family.native_sizes.get(variant, family.native_size)
+    data = {"image_size": pair(size), "channels": channels, "num_classes": found["classes"]}
     return {**model, "variant": family.variant_of(model, data["image_size"])}, data
-
-
-def _first(given: Mapping[str, Any], *names: str) -> Any:
-    return next((given[name] for name in names if given.get(name) is not None), None)

@@ -8,21 +8,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hsvit_jax.models.convnets.inverted_residual import InvertedConfig
-from hsvit_jax.weights.torch.base import Table, TorchWeights
-from hsvit_jax.weights.torch.convnets import (
-    EFFICIENTNET,
-    MOBILENET_V2,
-    RESNET,
-    RESNEXT,
-    unit,
-)
+from hsvit_jax.weights.torch.base import Table, TorchWeights, names
+from hsvit_jax.weights.torch.convnets import EFFICIENTNET, MOBILENET_V2, RESNET, RESNEXT
 
 Rename = Callable[[str], str]
 
 
 class Layout(NamedTuple):
-    """The library; its name of a tensor by the converter's, for a network's config; the settings
-    that its networks of this config's size have, which no tensor shows; and what is to be said."""
+    """A library's names.
+
+    Attributes:
+      rename: from a network's config to a function from the converter's names to the library's.
+      settings: from a config to settings of the library's networks that no tensor shows.
+      note: a remark on settings that remain unknown.
+    """
 
     library: str
     rename: Callable[[Any], Rename]
@@ -44,19 +43,19 @@ OWN = Layout("our converter's reference", lambda config: lambda key: key)
 
 
 def _from(weights: TorchWeights, table: Callable[..., Table]) -> Callable[[Any], Rename]:
-    """From a converter's names to those of another table of the same network."""
+    """Returns `Layout.rename` from a converter's names to another table of the same network."""
 
     def renamed(config: Any) -> Rename:
         theirs = table(config, ())
-        names = {
-            name.partition(" ")[0]: theirs[path]
+        found = {
+            name.partition("[")[0]: theirs[path]
             for path, name in weights.table(config, ()).items()
             if path in theirs
         }
 
         def rename(key: str) -> str:
             module, _, leaf = key.rpartition(".")
-            return f"{names.get(module, module)}.{leaf}"
+            return f"{found.get(module, module)}.{leaf}"
 
         return rename
 
@@ -67,38 +66,36 @@ def _from(weights: TorchWeights, table: Callable[..., Table]) -> Callable[[Any],
 
 
 def _blocks(c: InvertedConfig) -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
-    """(our path of a block, its stage, its place there, its convolutions)."""
+    """Yields our path of a block, its stage, its place there and its convolutions."""
     parts = ("expand", "depthwise", "project")
     for i, ((stage, j), block) in enumerate(zip(c.places(), c.plan().blocks, strict=True)):
         yield f"backbone/blocks/{i}", stage, j, parts[block.expand is None :]
 
 
 def _timm(c: InvertedConfig, keys: tuple[()]) -> Table:
-    table = {"backbone/stem": "conv_stem", "backbone/stem/norm": "bn1", "head/linear": "classifier"}
-    table |= {"backbone/top": "conv_head", "backbone/top/norm": "bn2"}
+    ends = "stem=conv_stem stem/norm=bn1 top=conv_head top/norm=bn2"
+    table = names("backbone", "", ends) | {"head/linear": "classifier"}
     for ours, stage, j, parts in _blocks(c):
         theirs = f"blocks.{stage}.{j}"
         convs = ("conv_pw", "conv_dw", "conv_pwl") if len(parts) == 3 else ("conv_dw", "conv_pw")
         for n, (part, conv) in enumerate(zip(parts, convs, strict=True), 1):
-            table |= unit(f"{ours}/{part}", theirs, conv, f"bn{n}")
-        for part in ("reduce", "expand"):
-            table[f"{ours}/squeeze/{part}"] = f"{theirs}.se.conv_{part}"
+            table |= names(f"{ours}/{part}", theirs, f"={conv} norm=bn{n}")
+        table |= names(f"{ours}/squeeze", f"{theirs}.se", "reduce=conv_reduce expand=conv_expand")
     return table
 
 
 def _torchvision_ends(last: int) -> Table:
-    table = unit("backbone/stem", "features.0", "0", "1") | {"head/linear": "classifier.1"}
-    return table | unit("backbone/top", f"features.{last}", "0", "1")
+    ends = names("backbone", "features", f"stem=0 top={last}", "=0 norm=1")
+    return ends | {"head/linear": "classifier.1"}
 
 
 def _mobilenet_torchvision(c: InvertedConfig, keys: tuple[()]) -> Table:
     table = _torchvision_ends(len(c.places()) + 1)
-    for i, (ours, _, _, (*wider, project)) in enumerate(_blocks(c)):
-        theirs = f"features.{i + 1}.conv"
-        for n, part in enumerate(wider):
-            table |= unit(f"{ours}/{part}", f"{theirs}.{n}", "0", "1")
-        n = len(wider)
-        table |= unit(f"{ours}/{project}", theirs, f"{n}", f"{n + 1}")
+    for i, (ours, _, _, (*wider, project)) in enumerate(_blocks(c), 1):
+        theirs, last = f"features.{i}.conv", len(wider)
+        words = " ".join(f"{part}={n}" for n, part in enumerate(wider))
+        table |= names(ours, theirs, words, "=0 norm=1")
+        table |= names(ours, theirs, f"{project}={last} {project}/norm={last + 1}")
     return table
 
 
@@ -106,10 +103,9 @@ def _efficientnet_torchvision(c: InvertedConfig, keys: tuple[()]) -> Table:
     table = _torchvision_ends(c.places()[-1][0] + 2)
     for ours, stage, j, (*wider, project) in _blocks(c):
         theirs, n = f"features.{stage + 1}.{j}.block", len(wider)
-        for place, part in (*enumerate(wider), (n + 1, project)):
-            table |= unit(f"{ours}/{part}", f"{theirs}.{place}", "0", "1")
-        table[f"{ours}/squeeze/reduce"] = f"{theirs}.{n}.fc1"
-        table[f"{ours}/squeeze/expand"] = f"{theirs}.{n}.fc2"
+        words = " ".join(f"{part}={place}" for place, part in enumerate(wider))
+        table |= names(ours, theirs, f"{words} {project}={n + 1}", "=0 norm=1")
+        table |= names(f"{ours}/squeeze", f"{theirs}.{n}", "reduce=fc1 expand=fc2")
     return table
 
 
@@ -118,13 +114,13 @@ def _mobilenet_settings(config: Any) -> dict[str, Any]:
 
 
 def _efficientnet_settings(config: Any) -> dict[str, Any]:
-    """torchvision's B5 and larger keep the paper's eps."""
+    """Torchvision's B5 and larger keep the paper's eps."""
     return {"padding": "symmetric", "bn_eps": 1e-3 if config.width >= 1.6 else 1e-5}
 
 
 _TIMM_NOTE = (
-    "timm's tf_efficientnet weights are of networks with model.padding=same model.bn_eps=1e-3, its "
-    "others of such with model.padding=symmetric model.bn_eps=1e-5: no tensor tells"
+    "no tensor shows the padding: set model.padding=same model.bn_eps=1e-3 for timm's "
+    "tf_efficientnet weights, model.padding=symmetric model.bn_eps=1e-5 for its others"
 )
 
 #: Family → layouts besides its converter's.
@@ -142,7 +138,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     ),
 }
 
-# --- Which layout a file has ---------------------------------------------------------------------
+# --- Matching ------------------------------------------------------------------------------------
 
 
 def known(family: str) -> tuple[Layout, ...]:
@@ -155,16 +151,18 @@ def match(family: str, config: Any, wanted: Collection[str], keys: Collection[st
     matches = []
     for layout in known(family):
         rename = layout.rename(config)
-        names = {key: rename(key) for key in wanted}
-        add, drop = _wrapped(set(names.values()), set(keys))
-        names = {key: add + name.removeprefix(drop) for key, name in names.items()}
-        matches.append(Match(layout, names, sum(name in keys for name in names.values())))
+        found = {key: rename(key) for key in wanted}
+        add, drop = _wrapped(set(found.values()), set(keys))
+        found = {key: add + name.removeprefix(drop) for key, name in found.items()}
+        matches.append(Match(layout, found, sum(name in keys for name in found.values())))
     return max(matches, key=lambda match: match.count)
 
 
 def _wrapped(names: set[str], keys: set[str]) -> tuple[str, str]:
-    """Finds (prefix that the file adds to all names, prefix that it drops): DataParallel and
-    Lightning wrap a network in another, and a bare backbone is not wrapped in its classifier."""
+    """Finds the prefix that the file adds to all names, and the prefix that it drops.
+
+    DataParallel and Lightning wrap a network in another; a bare backbone has no classifier around.
+    """
     votes: Counter[tuple[str, str]] = Counter()
     for key in keys:
         votes.update((before, "") for before, rest in _splits(key) if rest in names)

@@ -1,5 +1,7 @@
-"""State dicts of ViT (the `transformers` library's) and of DeiT, HVT, DHVT, Swin (timm's names, of
-Swin also its authors')."""
+"""State dicts of ViT (in the `transformers` library's names) and of DeiT, HVT, DHVT and Swin.
+
+The latter have timm's names, and Swin also its authors'.
+"""
 
 import re
 from collections.abc import Collection
@@ -7,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.models.family import Family
 from hsvit_jax.weights.torch.base import (
+    TIMM_BLOCK,
     Given,
     Placed,
     Shape,
@@ -16,18 +18,16 @@ from hsvit_jax.weights.torch.base import (
     Tensors,
     TorchWeights,
     field,
-    needed,
+    names,
     only,
-    read,
     several,
-    timm_block,
 )
 
 _BLOCK = "encoder/blocks/{i}"
 
 
 def _patches(name: str, patch: int) -> Table:
-    """A convolution of the patch's size and stride, which is a linear map of each patch."""
+    """Names a convolution of the patch's size and stride, a linear map of each patch."""
 
     def shape(kernel: Shape) -> Shape:
         return (kernel[1], kernel[0] // patch**2, patch, patch) if len(kernel) == 2 else kernel
@@ -45,139 +45,111 @@ def _patches(name: str, patch: int) -> Table:
 # --- ViT -----------------------------------------------------------------------------------------
 
 
-def _vit_settings(family: Family, tensors: Tensors, given: Given) -> Given:
-    dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
-    return {
-        "patch": field(given, "patch_size", 16),
-        "heads": heads,
-        "head_dim": dim // heads,
-        "depth": field(given, "num_hidden_layers", 12),
-        "mlp_dim": field(given, "intermediate_size", 3072),
-        "qkv_bias": field(given, "qkv_bias", True),
-        "eps": field(given, "layer_norm_eps", 1e-12),
-        "activation": field(given, "hidden_act", "gelu"),
-        "dropout": field(given, "hidden_dropout_prob", 0.0),
-        "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
-        "drop_path": 0.0,
-    }
+def _vit_more(tensors: Tensors, given: Given, model: Given) -> Given:
+    return {"head_dim": field(given, "hidden_size", 768) // model["heads"]}
 
 
 def _vit(c: Any, keys: Collection[str]) -> Table:
-    """The names of version 5 of the library where a key is one of them, else of version 4."""
+    """Returns the names of version 5 of the library if a key is one of them, else of version 4."""
+    block = "vit.encoder.layer.{i}"
+    words = (
+        "mixer/qkv=attention.attention.{query,key,value} mixer/out=attention.output.dense"
+        " feed_forward/up=intermediate.dense feed_forward/down=output.dense"
+    )
     if any(key.startswith("vit.layers.") for key in keys):
         block = "vit.layers.{i}"
-        qkv = tuple(f"{block}.attention.{name}_proj" for name in "qkv")
-        out, up, down = "attention.o_proj", "mlp.fc1", "mlp.fc2"
-    else:
-        block = "vit.encoder.layer.{i}"
-        qkv = tuple(f"{block}.attention.attention.{name}" for name in ("query", "key", "value"))
-        out, up, down = "attention.output.dense", "intermediate.dense", "output.dense"
+        words = (
+            "mixer/qkv=attention.{q_proj,k_proj,v_proj} mixer/out=attention.o_proj"
+            " feed_forward/up=mlp.fc1 feed_forward/down=mlp.fc2"
+        )
     return {
         **_patches("vit.embeddings.patch_embeddings.projection", c.patch),
-        "embedding/cls": "vit.embeddings.cls_token [1,1,:]",
-        "embedding/position": "vit.embeddings.position_embeddings [1,:,:]",
-        f"{_BLOCK}/norm1": f"{block}.layernorm_before",
-        f"{_BLOCK}/norm2": f"{block}.layernorm_after",
-        f"{_BLOCK}/mixer/qkv": qkv,
-        f"{_BLOCK}/mixer/out": f"{block}.{out}",
-        f"{_BLOCK}/feed_forward/up": f"{block}.{up}",
-        f"{_BLOCK}/feed_forward/down": f"{block}.{down}",
+        "embedding/cls": "vit.embeddings.cls_token[1,1,:]",
+        "embedding/position": "vit.embeddings.position_embeddings[1,:,:]",
+        **names(_BLOCK, block, f"norm1=layernorm_before norm2=layernorm_after {words}"),
         "head/norm": "vit.layernorm",
         "head/linear": "classifier",
     }
 
 
-VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
+VIT = TorchWeights(
+    ("vit.embeddings.cls_token",),
+    "patch=patch_size heads=num_attention_heads depth=num_hidden_layers mlp_dim=intermediate_size"
+    " qkv_bias eps=layer_norm_eps activation=hidden_act dropout=hidden_dropout_prob"
+    " attention_dropout=attention_probs_dropout_prob",
+    _vit,
+    _vit_more,
+    like="b-patch16",
+)
 
 # --- HVT and DeiT --------------------------------------------------------------------------------
 
-#: A pool that is a convolution has the only weight of a block with the window's axes on top.
+#: A convolutional pool is the only block weight with spatial axes.
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
-
-
-def _timm_settings(family: Family, given: Given) -> dict[str, Any]:
-    """Returns what HVT, DeiT and DHVT share."""
-    only(given, "qk_scale", None)
-    name = "drop_path_rate" if given.get("drop_path") is None else "drop_path"
-    return {
-        "patch": needed(given, "patch_size"),
-        "heads": needed(given, "num_heads"),
-        "depth": needed(given, "depth", "num_blocks"),
-        "mlp_ratio": field(given, "mlp_ratio", 4.0),
-        "drop_path": field(given, name, family.defaults["drop_path"]),
-    }
-
-
-def _hvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
-    """The pool, which no argument tells apart from another, is read from the file's `variant`
-    ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
-    otherwise. Without pools it is a DeiT."""
-    model, cls = _timm_settings(family, given), "cls_token" in tensors
-    if given.get("head_dim") is None:
-        given = {**given, "head_dim": needed(given, "embed_dim") // model["heads"]}
-    model |= {"head_dim": needed(given, "head_dim"), "eps": field(given, "ln_eps", 1e-6)}
-    model["qkv_bias"] = field(given, "qkv_bias", True)
-    if given.get("pool_block_width") is None:
-        only(given, "global_pool", "token" if cls else "avg")
-        return {**model, "family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
-    return {**model, "family": "hvt", **_pool(tensors, given)}
-
-
-def _pool(tensors: Tensors, given: Given) -> dict[str, Any]:
-    """Returns kind, places, dimensions and window of the pools."""
-    said = str(given.get("variant", "")).lower()
-    conv = next((x.shape for k, x in tensors.items() if _POOL_CONV.match(k) and x.ndim >= 3), None)
-    average = "avg" in said or "average" in said
-    pool = given.get("pool", "conv" if conv else "average" if average else "max")
-    flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
-    return {
-        "stage_depth": needed(given, "pool_block_width"),
-        "pool": "average" if pool == "avg" else pool,
-        "pool_dims": field(given, "pool_dims", 1 if flat else 2),
-        "pool_window": field(given, "pool_kernel_size", 3),
-    }
-
-
-#: What timm calls the blocks and the parts around them.
+_FIELDS = (
+    "patch=patch_size! heads=num_heads! depth=depth|num_blocks! mlp_ratio"
+    " drop_path=drop_path|drop_path_rate"
+)
+#: timm's names of the blocks and the parts around them.
 _TIMM: Table = {
-    "embedding/cls": "cls_token [1,1,:]",
-    "embedding/position": "pos_embed [1,:,:]",
-    **timm_block(_BLOCK, "blocks.{i}"),
+    "embedding/cls": "cls_token[1,1,:]",
+    "embedding/position": "pos_embed[1,:,:]",
+    **names(_BLOCK, "blocks.{i}", TIMM_BLOCK),
     "head/norm": "norm",
     "head/linear": "head",
 }
 
 
+def _hvt_more(tensors: Tensors, given: Given, model: Given) -> Given:
+    """Adds the pool, or returns a DeiT's settings if there are none.
+
+    The kind of pool is in the file's `variant` ('average' or 'avg', '2d'), or in `pool` and
+    `pool_dims` of its constructor. It defaults to a maximum.
+    """
+    cls = "cls_token" in tensors
+    dim = given.get("head_dim") or given["embed_dim"] // model["heads"]
+    if model["stage_depth"] is None:
+        only(given, "global_pool", "token" if cls else "avg")
+        return {"family": "deit", "cls": cls, "head_dim": dim}
+    variant = str(given.get("variant", "")).lower()
+    axes = next((x.ndim for k, x in tensors.items() if _POOL_CONV.match(k) and x.ndim >= 3), 0)
+    pool = "average" if "avg" in variant or "average" in variant else "max"
+    pool = given.get("pool", "conv" if axes else pool)
+    square = axes == 4 if axes else "2d" in variant or "2-d" in variant
+    return {
+        "family": "hvt",
+        "head_dim": dim,
+        "pool": "average" if pool == "avg" else pool,
+        "pool_dims": field(given, "pool_dims", 2 if square else 1),
+    }
+
+
 def _hvt(c: Any, keys: Collection[str]) -> Table:
-    """A pool's convolution is called as the file's keys have it, 'downsample' without any."""
+    """Names a pool's convolution as the file's keys have it, 'downsample' without any."""
     pools = {m[1]: m[2] for m in map(_POOL_CONV.match, keys) if m}
     convs = {
         f"encoder/pools/after{i}/conv": f"blocks.{i}.{pools.get(str(i), 'downsample')}"
         for i in range(c.depth)
     }
-    return {
-        **_TIMM,
-        **_patches("patch_embed.proj", c.patch),
-        "encoder/pools/after{i}/position": "blocks.{i}.pos_embed [1,:,:]",
-        **convs,
-    }
+    position = {"encoder/pools/after{i}/position": "blocks.{i}.pos_embed[1,:,:]"}
+    return {**_TIMM, **_patches("patch_embed.proj", c.patch), **position, **convs}
 
 
 HVT = TorchWeights(
     ("head.weight",),
-    _hvt_settings,
+    f"{_FIELDS} qkv_bias eps=ln_eps stage_depth=pool_block_width pool_window=pool_kernel_size",
     _hvt,
+    _hvt_more,
+    usual={"stage_depth": None, "pool_window": 3},
+    only={"qk_scale": (None,)},
     known={"pool": ("max",), "pool_dims": (1,), "retained": ((),)},
 )
 
 # --- DHVT ----------------------------------------------------------------------------------------
 
 
-def _dhvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
+def _dhvt_more(tensors: Tensors, given: Given, model: Given) -> Given:
     return {
-        **family.defaults,
-        **_timm_settings(family, given),
-        "embed_dim": needed(given, "embed_dim"),
         "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
         "affine": "patch_embed.pre_affine.alpha" in tensors,
         "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
@@ -186,106 +158,86 @@ def _dhvt_settings(family: Family, tensors: Tensors, given: Given) -> Given:
     }
 
 
-def _affine(ours: str, theirs: str) -> Table:
-    return {
-        f"{ours}/scale": f"{theirs}.alpha [1,:,1,1]",
-        f"{ours}/bias": f"{theirs}.beta [1,:,1,1]",
-    }
-
-
 def _dhvt(c: Any, keys: Collection[str]) -> Table:
     """The reference knows SOPE, DAFF and BatchNorm only."""
-    mixer, feed = f"{_BLOCK}/mixer", f"{_BLOCK}/feed_forward"
-    attention = f"{mixer}/attention" if c.head_tokens else mixer
+    mixer = "mixer/attention" if c.head_tokens else "mixer"
+    affine = "scale=alpha[1,:,1,1] bias=beta[1,:,1,1]"
+    words = (
+        f"{mixer}/qkv=attn.qkv {mixer}/out=attn.proj mixer/project=attn.ht_proj"
+        " mixer/norm=attn.ht_norm mixer/embedding=attn.pos_embed[1,:,:]"
+        " feed_forward/up=mlp.conv1[:,:,1,1] feed_forward/norms/up/norm=mlp.bn1"
+        " feed_forward/conv=mlp.conv2 feed_forward/norms/conv/norm=mlp.bn2"
+        " feed_forward/down=mlp.conv3[:,:,1,1] feed_forward/norms/down/norm=mlp.bn3"
+        " feed_forward/gate/squeeze=mlp.compress feed_forward/gate/excite=mlp.excitation"
+    )
     table = {
         **_TIMM,
-        **_affine("embedding/sope/before", "patch_embed.pre_affine"),
-        **_affine("embedding/sope/after", "patch_embed.post_affine"),
-        f"{attention}/qkv": "blocks.{i}.attn.qkv",
-        f"{attention}/out": "blocks.{i}.attn.proj",
-        f"{mixer}/project": "blocks.{i}.attn.ht_proj",
-        f"{mixer}/norm": "blocks.{i}.attn.ht_norm",
-        f"{mixer}/embedding": "blocks.{i}.attn.pos_embed [1,:,:]",
-        f"{feed}/up": "blocks.{i}.mlp.conv1 [:,:,1,1]",
-        f"{feed}/conv": "blocks.{i}.mlp.conv2",
-        f"{feed}/down": "blocks.{i}.mlp.conv3 [:,:,1,1]",
-        f"{feed}/norms/up/norm": "blocks.{i}.mlp.bn1",
-        f"{feed}/norms/conv/norm": "blocks.{i}.mlp.bn2",
-        f"{feed}/norms/down/norm": "blocks.{i}.mlp.bn3",
-        f"{feed}/gate/squeeze": "blocks.{i}.mlp.compress",
-        f"{feed}/gate/excite": "blocks.{i}.mlp.excitation",
+        **names("embedding/sope", "patch_embed", "before=pre_affine after=post_affine", affine),
+        **names(_BLOCK, "blocks.{i}", words),
         "head/represent": "pre_logits.fc",
     }
     for i in range(len(c.sope_channels)):
-        table[f"embedding/sope/convs/{i}"] = f"patch_embed.proj.{2 * i}.0"
-        table[f"embedding/sope/norms/{i}/norm"] = f"patch_embed.proj.{2 * i}.1"
+        words = f"convs/{i}=0 norms/{i}/norm=1"
+        table |= names("embedding/sope", f"patch_embed.proj.{2 * i}", words)
     return table
 
 
 DHVT = TorchWeights(
     ("head.weight",),
-    _dhvt_settings,
+    f"{_FIELDS} embed_dim!",
     _dhvt,
+    _dhvt_more,
+    only={"qk_scale": (None,)},
     known={"feed_forward": ("daff",), "sope_norm": ("batch",), "daff_norm": ("batch",)},
 )
 
 # --- Swin ----------------------------------------------------------------------------------------
 
-_SWIN_PATCHES = "patch_embed.proj"
 
+def _swin_more(tensors: Tensors, given: Given, model: Given) -> Given:
+    """Adds widths and windows.
 
-def _swin_names(keys: Collection[str]) -> tuple[str, int]:
-    """The classifier, and by how much the number of a merging's stage is lower than ours: timm
-    moved it from the end of a stage, where the authors have it, to the beginning of the next."""
-    authors = "head.weight" in keys or any(key.startswith("layers.0.downsample.") for key in keys)
-    return ("head", 1) if authors else ("head.fc", 0)
-
-
-def _swin_settings(family: Family, tensors: Tensors, given: Given) -> Given:
-    """Of the arguments of timm's `SwinTransformer`, whose own defaults are those of Swin-T."""
-    for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
-        only(given, name, usual)
-    names = {"patch": "patch_size", "depths": "depths", "heads": "num_heads"}
-    names |= {"mlp_ratio": "mlp_ratio", "qkv_bias": "qkv_bias", "drop_path": "drop_path_rate"}
-    model = read(given, names, family.settings("t"))
-    width = field(given, "embed_dim", 96)
-    stages = len(model["depths"])
-    model["widths"] = tuple(width * 2**stage for stage in range(stages))
-    return {**model, "windows": _windows(given.get("window_size") or 7, stages)}
-
-
-def _windows(size: Any, stages: int) -> tuple[int, ...]:
-    """The side of each stage's windows from timm's `window_size`.
-
-    One or two integers, rows and columns, are for all stages; a longer list has an entry per stage.
+    One or two integers in timm's `window_size`, rows and columns, are for all stages; a longer list
+    has an entry per stage.
     """
-    of_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
-    return tuple(several(one)[0] for one in ([size] * stages if of_all else size))
+    stages, size = len(model["depths"]), given.get("window_size") or 7
+    for_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
+    windows = [size] * stages if for_all else size
+    width = field(given, "embed_dim", 96)
+    return {
+        "widths": tuple(width * 2**stage for stage in range(stages)),
+        "windows": tuple(several(one)[0] for one in windows),
+    }
 
 
 def _swin(c: Any, keys: Collection[str]) -> Table:
-    """The authors' names where a key is one of them, else timm's."""
-    block, theirs = "stage{s}/blocks/{i}", "layers.{s}.blocks.{i}"
-    head, before = _swin_names(keys)
-    merging = {
-        f"stage{s}/merging/{name}": f"layers.{s - before}.downsample.{name}"
-        for s in range(1, len(c.depths))
-        for name in ("norm", "reduction")
-    }
-    return {
-        **_patches(_SWIN_PATCHES, c.patch),
+    """Returns the authors' names if a key is one of them, else timm's.
+
+    timm moved a merging from the end of a stage, where the authors have it, to the beginning of the
+    next.
+    """
+    authors = "head.weight" in keys or any(key.startswith("layers.0.downsample.") for key in keys)
+    table = {
+        **_patches("patch_embed.proj", c.patch),
         "embedding/norm": "patch_embed.norm",
-        **merging,
-        **timm_block(block, theirs),
-        f"{block}/mixer/offset_bias": f"{theirs}.attn.relative_position_bias_table",
+        **names("stage{s}/blocks/{i}", "layers.{s}.blocks.{i}", TIMM_BLOCK),
+        "stage{s}/blocks/{i}/mixer/offset_bias": (
+            "layers.{s}.blocks.{i}.attn.relative_position_bias_table"
+        ),
         "head/norm": "norm",
-        "head/linear": head,
+        "head/linear": "head" if authors else "head.fc",
     }
+    for s in range(1, len(c.depths)):
+        table |= names(f"stage{s}/merging", f"layers.{s - authors}.downsample", "norm reduction")
+    return table
 
 
 SWIN = TorchWeights(
-    (f"{_SWIN_PATCHES}.weight",),
-    _swin_settings,
+    ("patch_embed.proj.weight",),
+    "patch=patch_size depths heads=num_heads mlp_ratio qkv_bias drop_path=drop_path_rate",
     _swin,
-    ignored=r".*\.(attn_mask|relative_position_index)$",  # numbers that follow from the map's size
+    _swin_more,
+    only={"global_pool": ("avg",), "always_partition": (False,), "qk_scale": (None,)},
+    # Numbers that follow from the map's size.
+    ignored=r".*\.(attn_mask|relative_position_index)$",
 )

@@ -1,1 +1,0 @@
-"""Data sets that are given: arrays and examples from Python, Hugging Face data sets."""
