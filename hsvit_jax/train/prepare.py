@@ -165,7 +165,7 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
-            "images: give three or more of a class and a val_fraction above 0, or set "
+            "images: use three or more of a class and a val_fraction above 0, or set "
             "train.select_on='last'"
         )
     if "data.val_fraction" in config.user and not config.data.val_fraction and len(dataset.val):
