@@ -83,7 +83,7 @@ def from_examples(
             raise BadImage(f"example {i}: {error}") from error
         labels.append(label)
     if not images:
-        raise ValueError("no examples: give pairs of an image and its label")
+        raise ValueError("no examples: pass pairs of an image and its label")
     names, numbers = number_labels(labels, class_names)
     pixels = np.stack(images)
     if not test_only:

@@ -220,8 +220,8 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
             raise ValueError(
-                f"hf={name}: {label[0]} numbers other classes in {part} than in train: give all "
-                "splits the same datasets.ClassLabel(names=[…]), with cast_column from the names"
+                f"hf={name}: {label[0]} numbers other classes in {part} than in train: use the "
+                "same datasets.ClassLabel(names=[…]) for all, with cast_column from the names"
             )
     # A set may be stored with a format, such as pandas, or with some of its columns.
     raw = datasets.Image(decode=False)

@@ -86,7 +86,7 @@ def write(
     if dataset.info.class_names != names[: dataset.info.num_classes]:
         raise ValueError(
             f"{config.data.name} has other classes ({few(dataset.info.class_names)}) "
-            f"than the network ({few(names)}): give the data it was trained on"
+            f"than the network ({few(names)}): pass the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
         note(other_data.CHANGED.format(config.data.name))

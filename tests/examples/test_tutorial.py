@@ -53,7 +53,7 @@ def test_the_commands_run(tmp_path):
         if server:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=60)
-    assert len(answers["predict"].splitlines()) == 82
+    assert len(answers["predict"].splitlines()) == 1 + 3 * 81
     assert json.loads(answers["-F"])["predictions"][0]["votes"] == {"voted": 16, "of": 16}
     assert (tmp_path / "runs/mine/report.html").exists()
     assert (tmp_path / "mine.safetensors").exists()
