@@ -172,7 +172,7 @@ class Encoder(vit.Encoder):
 class DeiT(vit.ViT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    encoder_module = Encoder
+    modules = {**vit.ViT.modules, "encoder": Encoder}
     paper_flops = hvt.HVT.paper_flops
 
 

@@ -108,7 +108,7 @@ class Encoder(vix.Encoder):
 class PiX(vix.ViX):
     """Parameters: {'patches', 'encoder' (cls, position, stages, pools), 'head'}."""
 
-    encoder_module = Encoder
+    modules = {**vix.ViX.modules, "encoder": Encoder}
 
 
 _MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}

@@ -162,16 +162,11 @@ def mixer_blocks(
 class ViX(Network):
     """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
 
-    encoder_module: type[nnx.Module] = Encoder
-
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c = self.config
-        patches_key, encoder_key, head_key = jax.random.split(key, 3)
-        return {
-            "patches": Patches(c, patches_key),
-            "encoder": self.encoder_module(c, encoder_key),
-            "head": layers.TokenHead(c.dim_out, c.num_classes, head_key, mean=not c.cls),
-        }
+    modules = {
+        "patches": Patches,
+        "encoder": Encoder,
+        "head": lambda c, key: layers.TokenHead(c.dim_out, c.num_classes, key, mean=not c.cls),
+    }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
