@@ -107,7 +107,7 @@ class BatchNorm(nnx.Module):
 
     Normalises by the batch's biased variance; the running variance is the unbiased one. `momentum`
     is Flax's, the weight of the old statistics (PyTorch's is 1 − momentum). Over `batch_axes`, mesh
-    axes over which the batch is split by hand, the moments are averaged.
+    axes over which the batch is split, the moments are averaged.
     """
 
     def __init__(self, features: int, *, eps: float = 1e-5, momentum: float = 0.9) -> None:
@@ -288,7 +288,7 @@ class MultiHeadAttention(nnx.Module):
     """Multi-head softmax attention; queries, keys and values are thirds of one linear map.
 
     Args:
-        dim_head: E; dim/heads when left out.
+        dim_head: E; defaults to dim/heads.
         bias: of queries, keys and values.
         project: whether the output is projected; without, it has no dropout either.
         init: see `init_kernel`.

@@ -40,7 +40,7 @@ class Key:
       meaning: a phrase, without a full stop.
       low, high: the range of a number, its ends included.
       kind: int, float, bool or str.
-      above, below: the range of a number, its ends left out.
+      above, below: the range of a number, its ends excluded.
       besides: special values outside the range.
       odd: whether a number must be odd.
       choices: all values of an enumeration; () for other keys.
@@ -50,7 +50,7 @@ class Key:
       when: conditions that must all hold for the setting to have an effect. They name other
         settings of its section, or of all sections by 'section.key'.
       off: the value that needs no condition, as it asks for nothing.
-      fixed: why a run that goes on keeps its value; '' where it may have another.
+      fixed: why a resumed run keeps its value; '' if it may change.
     """
 
     meaning: str
@@ -184,10 +184,11 @@ def declared(config: type) -> Mapping[str, Key]:
 
 def check(config: Any) -> None:
     """Raises ValueError for the first field of a config that does not fit its declaration."""
-    for name, key in declared(type(config)).items():
-        value = getattr(config, name)
-        key.check(name, value)
-        each = getattr(config, key.per) if key.per else ()
+    keys = declared(type(config))
+    for name, key in keys.items():
+        key.check(name, getattr(config, name))
+    for name, key in keys.items():
+        value, each = getattr(config, name), getattr(config, key.per) if key.per else ()
         if key.per and (len(value) != len(each) or (key.per == name and not value)):
             raise ValueError(f"{name}={value} needs one entry for each of {key.per}={each}")
 

@@ -40,7 +40,7 @@ class Machine:
     latency: float  # seconds of one stage of a collective
 
     def seconds(self, transfer: "Transfer") -> float:
-        """Predicted seconds of a transfer."""
+        """Predicts the seconds of a transfer."""
         n = transfer.devices
         share = (2 if transfer.kind == "all-reduce" else 1) * (n - 1) / n
         wait = transfer.calls * self.latency * math.log2(n)

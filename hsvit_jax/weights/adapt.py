@@ -6,7 +6,7 @@ each new channel gets an equal share of the sum of the old channels' kernels, so
 gives the same map, whether it is seen as one channel or three; not so in a DHVT, whose
 factors and offsets of each channel, before the convolution, become their means. Positions:
 interpolated over the grid of patches by Keys' cubic kernel, a CLS's kept; the weights of an HSViT's
-projection, a picture of the map, likewise, and scaled to its new area.
+projection, a picture of the map, are interpolated too, and scaled to its new area.
 """
 
 import math
@@ -91,8 +91,8 @@ def refit(
             notes.append(f"fresh for {after} classes: {_names(fresh)}")
         elif mode == "drop_first" and before == after:
             raise ValueError(
-                f"init.classifier=drop_first leaves out one class of {before}, and this "
-                f"configuration has {after} too: say init.classifier=keep, or new for other classes"
+                f"init.classifier=drop_first drops one class of {before}, and this "
+                f"configuration has {after} too: set init.classifier=keep, or new for other classes"
             )
         elif before != after and (shapes := _changed(network, resized)):
             if mode not in _CHANGES:
@@ -173,7 +173,7 @@ def fit(
 
 
 def check(old: Any, new: Any) -> None:
-    """Raises ValueError with every difference, where a network of config `new` cannot go on from
+    """Raises ValueError with every difference if a network of config `new` cannot continue from
     one of config `old`; see `family.misfits`."""
     lines = misfits(old, new)
     if lines:
@@ -229,8 +229,8 @@ def _without_first(
     axis = _one_axis(path, x, shape)
     if x.shape[axis] != shape[axis] + 1:
         raise ValueError(
-            f"init.classifier=drop_first leaves out one class of {x.shape[axis]}, which is not "
-            f"{shape[axis]}: say init.classifier=new, or give data of {x.shape[axis] - 1} classes"
+            f"init.classifier=drop_first drops one class of {x.shape[axis]}, which is not "
+            f"{shape[axis]}: set init.classifier=new, or use data of {x.shape[axis] - 1} classes"
         )
     return np.delete(x, 0, axis)
 

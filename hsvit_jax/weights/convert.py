@@ -73,7 +73,7 @@ def convert(
     tensors, description = files.read(path)
     if release.is_release(description):
         raise ValueError(
-            f"{path} is a network of this package already: give it to hsvit eval, predict or "
+            f"{path} is a network of this package already: pass it to hsvit eval, predict or "
             "serve, or to init.from"
         )
     try:
@@ -104,7 +104,7 @@ def _network(config: ml_collections.ConfigDict) -> Network:
     side = family.native_sizes.get(config.model.variant, family.native_size)
     sides = tuple(config.data.image_size) or (side,)
     if not all(sides):
-        raise ValueError("no tensor tells the image's size: add --config.data.image_size=32,32")
+        raise ValueError("no tensor shows the image's size: add --config.data.image_size=32,32")
     return models.build(
         config.model.to_dict(),
         image_size=(sides[0], sides[-1]),
@@ -125,7 +125,7 @@ def _completed(
     """Returns the file's configuration, or the given one, with the file's sizes."""
     c = found.network.config
     if like is not None and type(c) is not type(like.config):
-        raise ValueError(f"it holds the backbone ({found.family}) alone: give it to init.from")
+        raise ValueError(f"it holds the backbone ({found.family}) alone: use init.from with it")
     if like is not None and found.config is not None:
         sizes = {n: getattr(c, n) for n in ("image_size", "image_channels", "num_classes")}
         adapt.check(c, like.resized(**sizes).config)

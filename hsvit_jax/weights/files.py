@@ -107,7 +107,7 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
             f"{path} needs PyTorch to be read, which is not installed here. Install torch, or "
             "export the weights where it is: numpy.savez('weights.npz', **{k: v.numpy() for k, v "
             f"in torch.load('{path.name}', map_location='cpu', weights_only=True)['state_dict']"
-            ".items()}) (leave out ['state_dict'] for a plain state dict)"
+            ".items()}) (omit ['state_dict'] for a plain state dict)"
         ) from None
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True)

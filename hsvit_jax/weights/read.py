@@ -1,7 +1,7 @@
 """Reads the weight files of other libraries: whose network they hold, its sizes and its arrays.
 
 The sizes are those of the file's own configuration: its `config`, or the `config.json` beside it.
-Where it has none, the network is given; the tensors tell its classes and image channels alone. The
+Without one, the network is given; the tensors show only its classes and image channels. The
 layout is recognised from the tensors' names.
 """
 
@@ -237,5 +237,5 @@ def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
         fix = " ".join(f"--config.model.{section}{k}={v}" for k, v in wrong.items())
         raise ValueError(
             f"these are weights of a {layout.library} network, which computes otherwise than this "
-            f"configuration's with {now}: say {fix}"
+            f"configuration's with {now}: set {fix}"
         )

@@ -1,4 +1,4 @@
-"""Where trained weights come from: a path, the package's zoo, or the Hugging Face hub."""
+"""Finds trained weights: a path, the package's zoo, or the Hugging Face hub."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def pixels(source: str) -> Pixels | None:
     model of the hub, or of a folder that is one's copy.
 
     Returns:
-      None where there is no JSON that tells.
+      None if no JSON states them.
 
     Raises:
       ValueError: the values are no numbers that pixels could be normalised by.

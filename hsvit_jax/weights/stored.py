@@ -101,9 +101,9 @@ def for_all(names: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def of_survivors(stored: Stored) -> Stored:
-    """The network that a run went on with after it had lost groups: those it lost do not vote.
+    """Returns the network of a run that lost groups: lost groups do not vote.
 
-    Warns of them. A network that has lost none is returned as it is.
+    Warns of them. A network that has lost none is returned unchanged.
     """
     lost = stored.meta.get("lost_groups")
     if not lost:
@@ -155,7 +155,7 @@ def digest(*trees: dict) -> str:
 
 
 def averaged(state: dict) -> tuple[dict, dict]:
-    """Returns the (params, stats) to evaluate: the moving average, and what has none as it is."""
+    """Returns the (params, stats) to evaluate: the moving average, where there is one."""
     average = state.get("ema", {})
     params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
     return params, stats

@@ -331,7 +331,7 @@ def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
     "changes, message",
     [
         ({"towers": 3}, r"cannot split into towers=3: choose one of 1, 2, 4, 8"),
-        ({"towers": 2, "trunk": "sharded"}, "leave trunk at 'replicated'"),
+        ({"towers": 2, "trunk": "sharded"}, "set trunk='replicated'"),
         ({"towers": 2, "groups": 0}, "need both convolution and attention groups"),
     ],
 )

@@ -111,8 +111,7 @@ class HSViTConfig(GroupSizes):
     conv_kernels: tuple[int, ...] = settings.kernel(
         (3, 3),
         "kernel size of each convolution block",
-        besides=(0,),
-        odd=True,
+        low=0,
         when=_CONVOLVES,
         per="conv_channels",
     )
@@ -132,8 +131,8 @@ class HSViTConfig(GroupSizes):
             object.__setattr__(self, "pool_strides", self._usual_strides())
         super().__post_init__()
         self._check_tiles()
-        if self.convolves and 0 in self.conv_kernels:
-            raise ValueError(f"conv_kernels={self.conv_kernels} may be 0 in the last block alone")
+        if self.convolves and not all(kernel % 2 for kernel in self.conv_kernels):
+            raise ValueError(f"conv_kernels={self.conv_kernels}: set odd sizes")
         if not self.convolves and self.separable:
             raise ValueError("without convolution nothing can be separable: choose 'dense'")
         if not self.convolves and prod(self.image_size) != self.embed_dim:

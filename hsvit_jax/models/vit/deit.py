@@ -45,7 +45,7 @@ class DeiTConfig(hvt.SmallSizes):
     )
     flops_share: float = settings.setting(
         1.0,
-        "fraction of the FLOPs that a token-pruning schedule keeps, in place of retained",
+        "fraction of the FLOPs that a token-pruning schedule keeps; sets retained",
         above=0.0,
         high=1.0,
     )

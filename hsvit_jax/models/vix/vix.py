@@ -54,6 +54,7 @@ class ViXConfig(stems.StemSizes):
                 f"stem_channels={self.stem_channels}: set model.patch=1; strides are "
                 "model.stem_strides"
             )
+        settings.check(self)
         layers.check_patches(self.image_size, self.patch)
         super().__post_init__()
         reasons = {

@@ -1,6 +1,6 @@
 """State dicts of ViX, LeViX, CCX, CvX, PiX and T2T-ViT.
 
-Their constructors leave out many sizes, which are those of the tensors. ViX's MLP-Mixers are plain
+Their constructors omit many sizes; the tensors show them. ViX's MLP-Mixers are plain
 sequences, whose keys are numbers; the others have named parts.
 """
 
