@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -306,7 +306,7 @@ def _head(c: DHVTConfig, key: Array) -> layers.TokenHead:
 class DHVT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    modules = {"embedding": Embedding, "encoder": _encoder, "head": _head}
+    modules: ClassVar = {"embedding": Embedding, "encoder": _encoder, "head": _head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)

@@ -128,7 +128,7 @@ def _head(c: PatchSizes, key: Array) -> layers.TokenHead:
 class ViT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    modules = {"embedding": Embedding, "encoder": Encoder, "head": _head}
+    modules: ClassVar = {"embedding": Embedding, "encoder": Encoder, "head": _head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["embedding"](images_BHWC, context)

@@ -178,7 +178,7 @@ class Head(nnx.Module):
 class CCX(Network):
     """Parameters: {'tokenizer', 'encoder' (position, blocks), 'head'}."""
 
-    modules = {"tokenizer": Tokenizer, "encoder": Encoder, "head": Head}
+    modules: ClassVar = {"tokenizer": Tokenizer, "encoder": Encoder, "head": Head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         return bound["head"](bound["encoder"](bound["tokenizer"](images_BHWC), context))

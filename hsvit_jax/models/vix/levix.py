@@ -9,6 +9,7 @@ paper, without its position biases.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ def _block(c: LeViXConfig, key: Array) -> layers.Block:
 class LeViX(Network):
     """Parameters: {'stem', 'encoder' (blocks), 'head'}."""
 
-    modules = {
+    modules: ClassVar = {
         "stem": stems.ConvStem,
         "encoder": lambda c, key: layers.Encoder(
             _block(c, k) for k in jax.random.split(key, c.depth)

@@ -7,6 +7,7 @@ differ (the skip of a token layer, the scale of its scores, dropout in the Perfo
 import dataclasses
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -205,7 +206,7 @@ class T2T(Network):
 
     frozen = frozenset({"constants"})
 
-    modules = {
+    modules: ClassVar = {
         "embedding": Embedding,
         "constants": Constants,
         "encoder": _encoder,

@@ -10,6 +10,7 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -163,7 +164,7 @@ def mixer_blocks(
 class ViX(Network):
     """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
 
-    modules = {
+    modules: ClassVar = {
         "patches": Patches,
         "encoder": Encoder,
         "head": lambda c, key: layers.TokenHead(c.dim_out, c.num_classes, key, mean=not c.cls),
