@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-promises test-slow test-web test-ray test-onnx test-gpu test-cuda test-tpu lint docs clean
+.PHONY: quickstart test test-promises test-slow test-pods test-web test-ray test-onnx test-gpu test-cuda test-tpu lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
@@ -22,6 +22,10 @@ test-promises: $(VENV)/.installed-test
 test-slow: $(VENV)/.installed-test
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests/models/test_gradients.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --ignore=tests/models/test_gradients.py
+
+# As root: two and four hosts in network namespaces, with a bucket.
+test-pods: $(VENV)/.installed-pods
+	$(BIN)/python -m pytest tests/faults/test_hosts.py
 
 test-web: $(VENV)/.installed-web
 	$(BIN)/python -m pytest -m web
@@ -62,6 +66,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-pods: $(VENV)/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[pods]'
 	touch $@
 
 $(VENV)/.installed-web: $(VENV)/.installed-test

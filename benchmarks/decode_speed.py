@@ -41,8 +41,8 @@ def measure(
     named = catalog.REGISTRY.get(name)
     if named and not named.list_images and name != "imagenet":
         raise ValueError(
-            f"{name} is published as arrays of pixels: there are no files to decode; name a folder "
-            "of images, as in --config=configs/backbone.py:folder=PATH"
+            f"{name} is published as arrays of pixels: there are no files to decode; pass a "
+            "folder of images, such as --config=configs/backbone.py:folder=PATH"
         )
     dataset = train.load_data(config, resident=False)
     batch = config.train.batch

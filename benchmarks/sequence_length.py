@@ -23,7 +23,7 @@ from hsvit_jax.models.vix import mixer_config, vix
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The costs of one network, for images of `tokens` patches (a CLS comes besides).
+    """Costs of one network for images of `tokens` patches, without the CLS token.
 
     forward_flops, training_flops: of one image, in matrix products and convolutions. forward_bytes,
     training_bytes: peaks at `batch` images, arguments and results included.
@@ -74,7 +74,7 @@ def _network(mixer: str, tokens: int, **settings: Any) -> vix.ViX:
 
 
 def table(rows: Sequence[Row]) -> list[tuple]:
-    """The head, then a line for each mixer and length, with training memory relative to softmax."""
+    """Returns a head and a row for each mixer and length, with memory relative to softmax."""
     softmax = {row.tokens: row.training_bytes for row in rows if row.mixer == "softmax"}
 
     def share(row: Row) -> str:
@@ -95,7 +95,7 @@ def table(rows: Sequence[Row]) -> list[tuple]:
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
-    """Writes `sequence.csv` and `sequence.png` into `folder`, which is made."""
+    """Writes `sequence.csv` and `sequence.png` into `folder`, and creates it."""
     return tables.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
 
 

@@ -35,7 +35,7 @@ SERIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One step, its change and its costs.
+    """Costs of one step and its changed setting.
 
     series: a key of `SERIES`, or 'as it is'; seconds: of a step, the median; flops: of a step's
     forward and backward pass; workspace: bytes of the compiled program besides its arguments.
@@ -80,7 +80,8 @@ def measure(
     """
     changes = [("as it is", ("train.batch", str(batch)))]
     changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
-    runs = []  # all of them first, so that sizes that do not fit are refused before any work
+    # Build every run first, so that unsuitable sizes fail before any work.
+    runs = []
     for name, (key, value) in changes:
         try:
             config = config_lib.get_config(
@@ -89,7 +90,7 @@ def measure(
             runs.append(jobs.prepare(config, False, jax.devices()[:1]))
         except ValueError as error:
             raise ValueError(
-                f"series {name!r}, {key}={value}: {error}; name other --series"
+                f"series {name!r}, {key}={value}: {error}; pass other --series"
             ) from error
     flops = [costs.training_flops(run.model) * run.config.train.batch for run in runs]
     timed = []
@@ -113,7 +114,7 @@ def measure(
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
-    """Writes `growth.csv` and `growth.png` into `folder`, which is made."""
+    """Writes `growth.csv` and `growth.png` into `folder`, and creates it."""
     return tables.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
 
 

@@ -93,8 +93,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         )[0]
 
     class Cut(GroupShard):
-        """Records the tokens and CLS sums of a pass, and replaces them by others: the neighbours
-        of a part are dead code to the compiler."""
+        """Records and replaces tokens and CLS sums, so a part's neighbours are dead code."""
 
         def __init__(self, tokens: Any = None, total: Callable[[Any, Any], Any] | None = None):
             self.tokens, self.total = tokens, total
@@ -155,21 +154,21 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _mean_square(function: Callable[..., Any], *args: Any) -> Any:
-    """A number to differentiate that depends on all outputs of a part."""
+    """Returns a number to differentiate that depends on all outputs of a part."""
     outputs = jax.tree.leaves(function(*args))
     return sum(jnp.square(x.astype(jnp.float32)).mean() for x in outputs)
 
 
 def _normal(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
-    """Random values that no program had to be compiled for."""
+    """Returns random values without compiling a program."""
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
 
 
 def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
-    """Random feature maps of the sizes that are pooled, and each one's (window, stride)."""
+    """Returns random maps of the pooled sizes, each with its (window, stride)."""
     sizes = model.config
     (rows, columns), maps, pools = sizes.image_size, [], []
-    if sizes.convolution:
+    if sizes.convolves:
         blocks = (sizes.conv_channels, sizes.conv_kernels, sizes.pool_strides)
         for channels, window, stride in zip(*blocks, strict=True):
             if stride > 1:

@@ -1,4 +1,4 @@
-"""Compiles a step for TPUs that this machine does not have: memory, traffic, estimated cycles.
+"""Compiles a step for absent TPUs: memory, traffic, estimated cycles.
 
     JAX_PLATFORMS=cpu PYTHONPATH=tests python benchmarks/tpu_step.py v5e:2x2 c4a8 train.batch=512
 
@@ -27,7 +27,7 @@ from hsvit_jax.weights.stored import averaged
 
 
 def devices(topology: str) -> list:
-    """The devices of a topology such as 'v5e:2x2', which can only be compiled for.
+    """Returns the devices of a topology such as 'v5e:2x2', to compile for.
 
     Raises:
         ValueError: libtpu is not installed, or does not know the topology.

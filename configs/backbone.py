@@ -14,19 +14,21 @@ classes:
 With the native sizes of 380 and 456 px, efficientnet_b4 has 28,718,688 and efficientnet_b5
 56,867,576 parameters for 1000 classes. Our accuracy: not measured yet.
 
-The backbone's own settings are a section, as in --config.model.backbone_settings.drop_rate=0 of an
-EfficientNet.
-model.trunk=sharded spreads the backbone's channels over mesh.group besides the attention groups.
+The backbone's own settings have a section, such as --config.model.backbone_settings.drop_rate=0 for
+an EfficientNet. model.trunk=sharded spreads the backbone's channels over mesh.group besides the
+attention groups.
 
 The recipe `paper`: the backbone pretrained and frozen, the native size, AdamW 1e-3 with decay 0.01,
 2 epochs of warm-up, cosine per step, 30 epochs of batch 128, label smoothing 0.1, random resized
 crops of 8 to 100 % of the area, flips, TrivialAugment, MixUp 0.2 or CutMix 1.0, erasing 0.1,
 gradient norm 0.01. Weights are named with init.from; --config.init.freeze= (nothing) trains the
-whole network. A crop is taken on the device, from the image as it was scaled to cover the native
-size and cut to its centre (see data/images.py), not from the file's own pixels. Nor as in the
-authors' script: TrivialAugment moves pixels to the nearest (there bilinear), the cosine ends at 0
-(there it counts from the warm-up's end, and stops at 1 % of the rate), and test images are cut to
-their centre (there stretched to the size: data.fit=stretch for an evaluation).
+whole network.
+
+Differences from the authors' script: a crop is taken on the device, from the image scaled to cover
+the native size and cut to its centre (theirs: from the file's pixels). TrivialAugment samples the
+nearest pixel (theirs: bilinear). The cosine ends at 0 (theirs: it counts from the warm-up's end and
+stops at 1 % of the rate). Test images are cut to their centre (theirs: stretched, as with
+data.fit=stretch).
 
     python -m hsvit_jax.main --config=configs/backbone.py:resnet50,imagenet,paper \\
         --config.init.from=PATH

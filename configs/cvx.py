@@ -2,7 +2,7 @@
 
 Variants: cvt (softmax), cvp (Performer), cvl (Linformer), cvn (Nyström; the default). Exact
 parameters at 32 px and 10 classes, and at 64 px and 200 classes (ViX paper, tables 3 and 4, which
-leave out norms and Linformer's projections):
+omit norms and Linformer's projections):
 
     cvt                 1,102,602    1,127,112
     cvp                   830,730      855,240
@@ -13,9 +13,9 @@ The paper's accuracy on CIFAR-10: CvT 79.93, CvP 83.19, CvN 83.26 % (table 3). O
 not measured yet.
 
 The recipe `paper`, and the maximum that Performer and Nyström divide by
-(`model.batch_coupling=False`), are as for ViX: see configs/vix.py, also for what the recipe leaves
-out. On digits the recipe `strong` has stages of 16×16, 8×8 and 8×8 tokens, and 16 landmarks or
-projected positions.
+(`model.batch_coupling=False`), are as for ViX (configs/vix.py), also what the recipe omits. On
+digits the recipe `strong` has stages of 16×16, 8×8 and 8×8 tokens, and 16 landmarks or projected
+positions.
 
     python -m hsvit_jax.main --config=configs/cvx.py:cvn,cifar10
     python -m hsvit_jax.main --config=configs/cvx.py:cvt,tiny_imagenet,paper

@@ -1,10 +1,10 @@
 """DeiT, with and without a CLS token, and with PoWER's elimination of tokens.
 
-Variants: ti, s (the default), ti-nocls, s-nocls, ti-power, s-power: what the HVT paper compares
-with (tables 1, 2, 4 and 9). The schedule of ti-power and s-power is one that costs the paper's
-FLOPs; its own is not known. Another is learned by PoWER's three steps: train ti, `hsvit
-power-search` from that run, train on with the tokens that it prints (`model.retained`). Exact
-parameters at 224 px and 100 classes, and at 224 px and 1000 classes:
+Variants: ti, s (the default), ti-nocls, s-nocls, ti-power, s-power: the baselines of the HVT paper
+(tables 1, 2, 4 and 9). The schedule of ti-power and s-power costs the paper's FLOPs; the paper does
+not state its own. To learn a schedule, train ti, run `hsvit power-search` on that run, and continue
+with the tokens that it prints (`model.retained`). Exact parameters at 224 px and 100 classes, and
+at 224 px and 1000 classes:
 
     ti                  5,543,716    5,717,416
     ti-nocls            5,543,332    5,717,032
@@ -14,9 +14,9 @@ parameters at 224 px and 100 classes, and at 224 px and 1000 classes:
 
 Our accuracy on CIFAR-100: not measured yet.
 
-The recipe `paper` is the HVT paper's for its comparison (see configs/hvt.py): images resized to 224
-px, 300 epochs, AdamW 1.25e-4, decay 0.025 on kernels, batch 128; for ImageNet batch 1024 and 1e-3.
-What it leaves out of DeiT's own augmentation is told there.
+The recipe `paper` is the HVT paper's for its comparison (see configs/hvt.py): images of 224 px, 300
+epochs, AdamW 1.25e-4, decay 0.025 on kernels, batch 128; for ImageNet batch 1024 and 1e-3. The
+differences from DeiT's augmentation are listed there.
 
 The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 28 and 32 px, 8 at 64.
 

@@ -16,23 +16,24 @@ The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512, 5 epochs of warm-up (the 
 CIFAR, and table 5), decay 0.05; for ImageNet 5e-4 and 10 epochs of warm-up (supplement, section
 4.1; the script has batch 256); for DomainNet 5e-4 (0.001 by 256/512), batch 256 and 20 epochs of
 warm-up (the script; t-patch16 or s-patch16); 224 px for every data set by the variants with patches
-of 16; augmentation and schedule of DeiT: crops of the image padded by 4
-pixels up to 32 px, as the authors', and random resized ones of 8 to 100 % of the area for larger
-images, flips, RandAugment as timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix
-1.0 on every batch, label smoothing 0.1, repeated augmentation (an epoch shows a third of the images
-three times each), cosine. Not as there: a resized crop is bilinear, from the image as it was
-resized (there bicubic, from the file's pixels); RandAugment moves pixels to the nearest (there
-bicubic); decay is on kernels only (there head tokens' embeddings and affine maps decay too); test
-images of 224 px are seen whole (there their middle, of 256) and pixels normalised as the data set's
-(there as ImageNet's); and the cosine begins after the warm-up and ends at 0 (there at epoch 0,
-ending at 1e-5).
+of 16; augmentation and schedule of DeiT: crops of the image padded by 4 pixels up to 32 px, as the
+authors', and random resized ones of 8 to 100 % of the area for larger images, flips, RandAugment as
+timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix 1.0 on every batch, label
+smoothing 0.1, repeated augmentation (an epoch shows a third of the images three times each),
+cosine.
+
+Differences from the authors' script: a resized crop is bilinear, from the resized image (theirs:
+bicubic, from the file's pixels). RandAugment samples the nearest pixel (theirs: bicubic). Only
+kernels decay (theirs: also head tokens' embeddings and affine maps). Test images of 224 px are used
+whole (theirs: the middle of 256 px). Pixels are normalised by the data set (theirs: by ImageNet).
+The cosine begins after the warm-up and ends at 0 (theirs: at epoch 0, ending at 1e-5).
 
 The recipe `finetune` (supplement, tables 1 and 8), for weights trained on ImageNet: a fresh
 classifier, 224 px (t is then t-imagenet, s s-patch16), 100 epochs, AdamW 2.5e-4 (0.0005 by
-256/512), decay 1e-8, batch 256, 2 epochs of warm-up. From the authors' script: augmentation is that
-of `paper`, but an epoch shows every image once; pixels are normalised as ImageNet's. Not as there:
-the network trains as ever (there in evaluation mode: BatchNorm keeps its statistics and no path is
-dropped).
+256/512), decay 1e-8, batch 256, 2 epochs of warm-up. As in the authors' script, augmentation is
+that of `paper`, but an epoch shows every image once, and pixels are normalised by ImageNet. Unlike
+there, the network trains in training mode (theirs: in evaluation mode, so BatchNorm keeps its
+statistics and no path is dropped).
 
     python -m hsvit_jax.main --config=configs/dhvt.py:t,patch4,cifar100,paper
     python -m hsvit_jax.main --config=configs/dhvt.py:digits

@@ -10,15 +10,15 @@ Variants: b0 (the default), b3, b4, b5. Exact parameters at 64 px and 200 classe
 
 Our accuracy: not measured yet.
 
-As the library computes it that the HSViT paper used. Where that departs from the EfficientNet paper
-there is a setting: model.padding=same (zeros right at any image size, not only the native one),
-model.drop=paths (stochastic depth drops branches, not single values), model.bn_momentum=0.99 and
+The network computes what the library of the HSViT paper computes. These settings restore the
+EfficientNet paper: model.padding=same (zeros are right at any image size), model.drop=paths
+(stochastic depth drops branches, not single values), model.bn_momentum=0.99 and
 model.expand_bn_momentum=0.99 (statistics of many batches).
 
-A side has at least 32 px (model.padding=same: 17), so that of Fashion-MNIST is enlarged to 32.
+A side needs at least 32 px (model.padding=same: 17), so Fashion-MNIST is enlarged to 32.
 
-The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images enlarged to
-64 px, of Food-101 128; for ImageNet the native size: 224, 300, 380, 456 px.
+The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images are
+enlarged to 64 px, Food-101 to 128 px, and ImageNet to the native size: 224, 300, 380 or 456 px.
 
     python -m hsvit_jax.main --config=configs/efficientnet.py:b3,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/efficientnet.py:b0,cifar10

@@ -12,8 +12,8 @@ The HSViT paper prints 12.4 M and 0.5 G for M5, the latter multiply-adds. Our ac
 yet.
 
 The recipe `paper` is that of the authors' script for ImageNet, at 224 px for every data set. Its
-rate is 4e-3 for 2,048 images (the paper says 1e-3); the clipping of gradients by the norms of the
-weights is left out, and what configs/hvt.py names. BatchNorm stands before the classifier: a batch
+rate is 4e-3 for 2,048 images (the paper says 1e-3); it omits the clipping of gradients by the norms
+of the weights, and differs as configs/hvt.py lists. BatchNorm precedes the classifier, so a batch
 of two images has no gradient.
 
     python -m hsvit_jax.main --config=configs/efficientvit.py:m5,imagenet,paper

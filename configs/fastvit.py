@@ -10,12 +10,12 @@ classes, and at 256 px and 1000 classes, of the form that is trained:
 
 Fused for inference (`--config.model.fused=True`, `hsvit_jax.load(RUN).fused()`) SA24 has 21,501,288
 and SA36 31,457,256 at 256 px. The FastViT paper, and HSViT's table 3 after it, print 20.6 M and
-30.4 M, which no form of the published code has; its 3.8 G and 5.6 G are the multiply-adds of ours.
-Our accuracy: not measured yet.
+30.4 M, but no form of the published code has so many; the printed 3.8 G and 5.6 G are the
+multiply-adds of ours. Our accuracy: not measured yet.
 
 The recipe `paper` is that of the authors' commands for ImageNet without distillation, at 256 px for
-every data set; MA36's MixUp of 0.8 is left out (0.2, as for the others), and what
-configs/hvt.py names.
+every data set; MA36 has the others' MixUp of 0.2 instead of 0.8. Other differences are listed in
+configs/hvt.py.
 
     python -m hsvit_jax.main --config=configs/fastvit.py:sa24,imagenet,paper
     python -m hsvit_jax.main --config=configs/fastvit.py:t8,cifar10

@@ -21,11 +21,13 @@ px, 300 epochs, AdamW 1.25e-4, decay 0.025 on kernels, batch 128; for ImageNet b
 (0.0005 by 1024/512); augmentation and schedule of DeiT: random resized crops of 8 to 100 % of the
 area, flips, RandAugment as timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix 1.0
 on every batch, label smoothing 0.1, repeated augmentation (an epoch shows a third of the images
-three times each), 5 epochs of warm-up, cosine. Not as there: a crop is bilinear, from the image as
-it was resized (there bicubic, from the file's pixels); RandAugment moves pixels to the nearest
-(there bicubic); test images are seen whole (there, as in DeiT, the middle 224 of 256 pixels) and
-pixels normalised as the data set's (there as ImageNet's); and the cosine begins after the warm-up
-and ends at 0 (there at epoch 0, ending at 1e-5).
+three times each), 5 epochs of warm-up, cosine.
+
+Differences from the authors' script: a crop is bilinear, from the resized image (theirs: bicubic,
+from the file's pixels). RandAugment samples the nearest pixel (theirs: bicubic). Test images are
+used whole (theirs, as in DeiT: the middle 224 of 256 pixels). Pixels are normalised by the data set
+(theirs: by ImageNet). The cosine begins after the warm-up and ends at 0 (theirs: at epoch 0, ending
+at 1e-5).
 
 The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 28 and 32 px, 8 at 64.
 

@@ -2,7 +2,7 @@
 
 Variants: levit (softmax), levip (Performer; the default), levil (Linformer), levin (Nyström). Exact
 parameters at 32 px and 10 classes, and at 64 px and 200 classes (ViX paper, tables 3 and 4, which
-leave out Linformer's projections and misprint LeViP):
+omit Linformer's projections and misprint LeViP):
 
     levit                 624,970      649,480
     levip                 622,410      646,920
@@ -13,8 +13,8 @@ The paper's accuracy on CIFAR-10: LeViT 77.06, LeViP 79.50, LeViN 77.81 % (table
 CIFAR-10: not measured yet.
 
 The recipe `paper`, and the maximum that Performer and Nyström divide by
-(`model.batch_coupling=False`), are as for ViX: see configs/vix.py, also for what the recipe leaves
-out and for digits.
+(`model.batch_coupling=False`), are as for ViX (configs/vix.py), also what the recipe omits and the
+tokens on digits.
 
     python -m hsvit_jax.main --config=configs/levix.py:levip,cifar10
     python -m hsvit_jax.main --config=configs/levix.py:levin,tiny_imagenet,paper

@@ -8,11 +8,11 @@ px and 1000 classes (the size of the image changes none):
 
 Our accuracy: not measured yet.
 
-As the library computes it that the HSViT paper used; model.bn_momentum=0.997 keeps statistics of
-many batches, as the MobileNet authors meant.
+The network computes what the library of the HSViT paper computes. model.bn_momentum=0.997 keeps
+statistics of many batches, as in the MobileNet paper.
 
-The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images enlarged to
-64 px, of Food-101 128; for ImageNet 224 px.
+The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images are
+enlarged to 64 px, Food-101 to 128 and ImageNet to 224 px.
 
     python -m hsvit_jax.main --config=configs/mobilenet_v2.py:1.4,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/mobilenet_v2.py:1.0,cifar10

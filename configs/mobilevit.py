@@ -10,8 +10,8 @@ Variants: xs (the default), s, xxs. Exact parameters at 64 px and 200 classes, a
 Our accuracy: not measured yet.
 
 The recipe `paper` is the HSViT paper's (see configs/c4a8.py); CIFAR and Fashion-MNIST are enlarged
-to 64 px there. At 64 px the last layer's attention has one patch, so its queries and keys are
-without effect.
+to 64 px there. At 64 px the last layer's attention has one patch, so its queries and keys have no
+effect.
 
     python -m hsvit_jax.main --config=configs/mobilevit.py:xs,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/mobilevit.py:s,cifar10

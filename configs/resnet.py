@@ -11,9 +11,9 @@ classes, and at 224 px and 1000 classes (the size of the image changes none):
 
 Our accuracy: not measured yet.
 
-The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images enlarged to
-64 px, of Food-101 128; for ImageNet 224 px. The network divides a side by 32: below 17 px nothing
-is left to stride over, and it says so.
+The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images are
+enlarged to 64 px, Food-101 to 128 and ImageNet to 224 px. The network divides a side by 32 and
+needs more than 16 px.
 
     python -m hsvit_jax.main --config=configs/resnet.py:50,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/resnet.py:18,cifar10

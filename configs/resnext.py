@@ -10,7 +10,7 @@ The paper's accuracy on DomainNet, ResNeXt-50 trained from scratch: ClipArt 72.9
 Sketch 68.52, Infograph 34.85, Real 82.15, Quickdraw 73.73 %. Our accuracy: not measured yet.
 
 The recipe `paper` is the DHVT paper's for its comparison, at 224 px (see configs/dhvt.py, also for
-what it leaves out). The network divides a side by 32: below 17 px nothing is left to stride over.
+its differences). The network divides a side by 32 and needs more than 16 px.
 
     python -m hsvit_jax.main --config=configs/resnext.py:50-32x4d,cifar100,paper
     python -m hsvit_jax.main --config=configs/resnext.py:digits

@@ -12,8 +12,8 @@ The SMT paper, and HSViT's table 3 after it, print 20.5 M for SMT-S; the publish
 and with its depths the 4.7 G that the paper prints: multiply-adds without those of attention's
 products. Our accuracy: not measured yet.
 
-The recipe `paper` is that of the authors' scripts for ImageNet, at 224 px for every data set; what
-is not as there: configs/hvt.py.
+The recipe `paper` is that of the authors' scripts for ImageNet, at 224 px for every data set; its
+differences are listed in configs/hvt.py.
 
     python -m hsvit_jax.main --config=configs/smt.py:t,imagenet,paper
     python -m hsvit_jax.main --config=configs/smt.py:t,cifar10

@@ -10,10 +10,10 @@ Variants: xs (the default), s, l1, l3. Exact parameters at 64 px and 200 classes
 
 Our accuracy: not measured yet.
 
-As in the `transformers` library, every query counts alike in the attention's global query, and the
-scores are parameters without effect; `--config.model.queries=weighted` is the authors' code. The
-recipe `paper` is the HSViT paper's (see configs/c4a8.py); CIFAR and Fashion-MNIST are enlarged to
-64 px there.
+As in the `transformers` library, every query has the same weight in the attention's global query,
+and the scores have no effect; `--config.model.queries=weighted` is the authors' code. The recipe
+`paper` is the HSViT paper's (see configs/c4a8.py); CIFAR and Fashion-MNIST are enlarged to 64 px
+there.
 
     python -m hsvit_jax.main --config=configs/swiftformer.py:xs,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/swiftformer.py:s,cifar10

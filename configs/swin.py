@@ -14,8 +14,8 @@ The paper's accuracy of Swin-T: 81.3 % on ImageNet; pretrained there and fine-tu
 CIFAR-100 and 73.51 % on ClipArt. Our accuracy: not measured yet.
 
 The recipe `paper` is the DHVT paper's for its comparison, at 224 px (see configs/dhvt.py, also for
-what it leaves out), with the stochastic depth of Swin's authors. The patch of 4 must divide an
-image; a window is cut to a map that is smaller.
+its differences), with the stochastic depth of Swin's authors. The patch of 4 must divide an image;
+on a smaller map, windows have the map's size.
 
     python -m hsvit_jax.main --config=configs/swin.py:t,cifar100,paper
     python -m hsvit_jax.main --config=configs/swin.py:digits

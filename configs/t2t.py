@@ -16,7 +16,7 @@ The paper's accuracy: T2T-ViT-7 71.7, T2T-ViT-14 81.5 % on ImageNet; the latter 
 fine-tuned, 87.33 % on CIFAR-100 and 74.59 % on ClipArt. Our accuracy: not measured yet.
 
 The recipe `paper` is the DHVT paper's for its comparison, at 224 px (see configs/dhvt.py, also for
-what it leaves out); the authors' own decays by 0.05 too, by 0.03 for T2T-ViT-7. Their published
+its differences); the authors' own decays by 0.05 too, by 0.03 for T2T-ViT-7. Their published
 weights need `model.qk_scale` = width^-0.5, 0.05103103630798288 for T2T-ViT-14.
 
     python -m hsvit_jax.main --config=configs/t2t.py:14,cifar100,paper

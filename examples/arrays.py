@@ -26,5 +26,5 @@ hsvit_jax.fit(config, "runs/arrays", dataset=dataset)
 
 classifier = hsvit_jax.load("runs/arrays")
 probabilities = classifier.predict(images[:6])
-print("read as", *(classifier.class_names[k] for k in probabilities.argmax(1)))
-print("truly  ", *(classifier.class_names[k] for k in labels[:6]))
+print("predicted", *(classifier.class_names[k] for k in probabilities.argmax(1)))
+print("true     ", *(classifier.class_names[k] for k in labels[:6]))

@@ -1,4 +1,4 @@
-"""Trains a network in a loop of one's own: optax, and the pure functions `init` and `apply`.
+"""Trains a network in a custom loop with optax and the pure functions `init` and `apply`.
 
 python examples/custom_loop.py [STEPS]
 """

@@ -20,9 +20,9 @@ dataset = train.load_data(config)
 result = hsvit_jax.fit(config, "runs/own-folder", dataset=dataset)
 print(f"test {result.test}, curves in {result.curves}")
 
-classifier = hsvit_jax.load("runs/own-folder")  # whose predict also takes paths of image files
+classifier = hsvit_jax.load("runs/own-folder")  # predict also takes paths
 some = np.unique(np.linspace(0, len(dataset.test) - 1, 8).astype(int))
 probabilities = classifier.predict(dataset.test.gather(some))
 for label, p in zip(dataset.test.labels[some], probabilities, strict=True):
     truth, found = (classifier.class_names[k] for k in (label, p.argmax()))
-    print(f"{truth}: read as {found}, {p.max():.1%}")
+    print(f"{truth}: predicted {found}, {p.max():.1%}")

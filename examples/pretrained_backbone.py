@@ -1,4 +1,4 @@
-"""Trains attention groups on a pretrained ResNet-18, which stays as it is, for images of one's own.
+"""Trains attention groups on a pretrained ResNet-18, which is frozen, for custom images.
 
 python examples/pretrained_backbone.py my_images hub:microsoft/resnet-18 [KEY=VALUE ...]
 

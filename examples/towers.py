@@ -1,4 +1,4 @@
-"""Trains four towers of HSViT on four devices, which this computer's processor pretends to be.
+"""Trains four towers of HSViT on four devices, which the CPU simulates.
 
 python examples/towers.py [KEY=VALUE ...]
 
@@ -9,7 +9,7 @@ their CLS tokens. On real accelerators leave the three environment variables out
 import os
 import sys
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # all of them before jax is imported
+os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["NPROC"] = "8"  # threads for their collectives: twice the devices
 

@@ -7,7 +7,7 @@ From Python, without flags:
     model = hsvit_jax.build_model("c2a2", image_size=32, channels=3, num_classes=10)
 
     config = hsvit_jax.get_config("c2a2:digits,tiny")   # or "configs/c2a2.py:cifar100,paper"
-    hsvit_jax.fit(config, "runs/from-python")           # trains, or goes on where it stopped
+    hsvit_jax.fit(config, "runs/from-python")           # trains, or resumes
 
     classifier = hsvit_jax.load("runs/from-python")     # the best checkpoint
     probabilities = classifier.predict(np.zeros((4, 32, 32), np.uint8))  # or paths, or pictures
@@ -34,30 +34,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Name offered here → (module, name there).
-_LAZY = {
-    "Callback": ("train", "Callback"),
-    "Classifier": ("classifier", "Classifier"),
-    "Family": ("models", "Family"),
-    "build_model": ("classifier", "build_model"),
-    "fit": ("run_report", "fit"),
-    "from_arrays": ("data", "from_arrays"),
-    "from_csv": ("data", "from_csv"),
-    "from_examples": ("data", "from_examples"),
-    "get_config": ("config", "get_config"),
-    "load": ("classifier", "load"),
-    "register": ("models", "register"),
+# Module → the names that it offers here.
+_NAMES = {
+    "classifier": "Classifier build_model load",
+    "config": "get_config",
+    "data": "from_arrays from_csv from_examples",
+    "models": "Family register",
+    "run_report": "fit",
+    "train": "Callback",
 }
-__all__ = sorted(_LAZY)
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
-if not TYPE_CHECKING:  # which would take any name for one of the package
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Imports a name at its first use (PEP 562)."""
-        if name not in _LAZY:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'hsvit_jax' has no attribute {name!r}")
-        module, attribute = _LAZY[name]
-        value = getattr(importlib.import_module(f"hsvit_jax.{module}"), attribute)
+        value = getattr(importlib.import_module(f"hsvit_jax.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
 

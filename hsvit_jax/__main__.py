@@ -1,8 +1,6 @@
 """`python -m hsvit_jax`: the same as `hsvit`."""
 
-import sys
-
 from hsvit_jax.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -26,6 +26,7 @@ _FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
 # What begins markup in Markdown, HTML's too.
 _MARKUP = re.compile(r"\\(?=[!-/:-@\[-`{-~])|[`*<>\[\]&|]")
 
+_TICK = 32  # characters of a name at a tick
 _FEW = 10_000  # images, below which an accuracy is printed with its interval
 
 
@@ -170,13 +171,19 @@ def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does; its
-    titles are wrapped to its width."""
+    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does.
+
+    Its titles are wrapped to its width, and the names at its ticks are shortened.
+    """
     from matplotlib import rc_context
 
     image = io.BytesIO()
     with rc_context({"text.usetex": False}):  # the user's, by which a name and a % would be TeX
         _find_fonts(figure)
+        for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+            names = [text.get_text() for text in axis.get_ticklabels()]
+            if max(map(len, names), default=0) > _TICK:
+                axis.set_ticklabels([n if len(n) <= _TICK else f"{n[: _TICK - 1]}…" for n in names])
         for text in figure.texts:
             whole = text.get_text()
             columns = len(whole)

@@ -7,7 +7,6 @@ Ctrl-C, 141 the reader of a pipe is gone.
 
 import contextlib
 import functools
-import importlib
 import math
 import os
 import re
@@ -59,27 +58,22 @@ def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
     return Path(out)
 
 
-class Numbers(flags.ArgumentParser):
-    """A flag of numbers: 0.5, 2,2 or 32x48."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-    def parse(self, argument: str) -> tuple:
-        try:
-            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
-        except ValueError:
-            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
+def _numbers(argument: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, re.split("[,x×]", argument)))
+    except ValueError:
+        raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
 
 
-class _Path(flags.ArgumentParser):
-    """A flag of a file or folder; it expands ~, as shells leave `--out=~/x` unchanged."""
+class _Parser(flags.ArgumentParser):
+    """A flag's parser, from a function of its text."""
 
-    def parse(self, argument: str) -> str:
-        return os.path.expanduser(argument)
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
 
 
-define_path = functools.partial(flags.DEFINE, _Path())
+define_numbers = functools.partial(flags.DEFINE, _Parser(_numbers))
+define_path = functools.partial(flags.DEFINE, _Parser(os.path.expanduser))  # for `--out=~/x`
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,6 @@ class Command:
 
     Attributes:
       purpose: one sentence for the list of commands.
-      module: its module; `run(request)` there returns the exit code, None for 0.
       examples: lines of --help; '$' stands for the program and this command's name.
       flags: a row for each flag: absl's `flags.DEFINE_...` and its arguments.
       config: sections and keys of the configuration that the command reads. Beside the flag
@@ -98,10 +91,10 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      work: does the work of a `Request` and returns the exit code, None for 0.
     """
 
     purpose: str
-    module: str
     examples: str
     flags: tuple[tuple, ...] = ()
     config: str = ""
@@ -109,6 +102,11 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    work: Callable[..., int | None] = lambda request: None
+
+    def __call__(self, work: Callable[..., int | None]) -> "Command":
+        """Returns the row with its work, as a decorator."""
+        return replace(self, work=work)
 
     @property
     def takes_run(self) -> bool:
@@ -209,7 +207,6 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
             request = replace(request, config=config_lib.get_config(spec, *settings))
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
-        work = importlib.import_module(command.module).run
     except flags.UnrecognizedFlagError as error:
         return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
@@ -220,7 +217,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
         with _exit_code(start, coordination.print_once, request.line) as end:
-            end.code = work(request) or 0
+            end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
 
@@ -438,12 +435,10 @@ def _mistake(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror}: {error.filename or 'writing'}" if error.strerror else str(error)
     if isinstance(error, ImportError):
-        package = (error.name or "").partition(".")[0].replace("_", "-")
-        found = (
-            re.match(rf"{package}\b.*extra == .(\w+)", r) for r in metadata.requires("hsvit_jax")
-        )
-        extras = [match[1] for match in found if match and match[1] != "test"]
-        return f"{package} is not installed: pip install 'hsvit_jax[{extras[0]}]'" if extras else ""
+        package = (error.name or "-").partition(".")[0]
+        pattern = re.compile(rf"{package.replace('_', '[-_]')}\b.*extra == .(?!test)(\w+)")
+        extra = next(filter(None, map(pattern.match, metadata.requires("hsvit_jax") or ())), None)
+        return f"{package} is not installed: pip install 'hsvit_jax[{extra[1]}]'" if extra else ""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = frames and frames[-1].f_globals.get("__name__", "").startswith("hsvit_jax")
     return str(error) if ours else ""
@@ -470,13 +465,13 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if is_lead() and str(message) not in said:  # which `warnings` forgets
-                said.add(str(message))
+            if is_lead() and str(message) not in shown:
+                shown.add(str(message))
                 note(f"warning: {message}")
         elif not compile_cache.forget(str(message)):
             before(message, category, filename, *rest, **more)
 
-    before, said = warnings.showwarning, set()
-    with warnings.catch_warnings():  # which restores it
+    before, shown = warnings.showwarning, set()
+    with warnings.catch_warnings():
         warnings.showwarning = show
         yield

@@ -1,7 +1,5 @@
 """The program `hsvit`; `python -m hsvit_jax` and `python -m hsvit_jax.main` are the same."""
 
-import sys
-
 from hsvit_jax.runtime import cpu, signals
 
 
@@ -9,8 +7,8 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
     """Runs a command line and returns its exit code.
 
     Args:
-      argv: the program's name and all words; None for those of this process, which is then set up.
-      command: of `hsvit_jax.commands.COMMANDS`, where the words do not begin with one.
+      argv: the program's name and all words; None takes those of this process and sets it up.
+      command: a name of `commands.COMMANDS`, if the words do not begin with one.
     """
     if argv is None:
         signals.prepare_process()  # first: Ctrl-C may come during the imports
@@ -23,4 +21,4 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

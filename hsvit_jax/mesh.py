@@ -38,7 +38,7 @@ def make(
         groups: parts of the network that can be spread; 0 for none, so group must be 1 or −1.
         batch: examples per step, checked against `data` when given.
         accumulate: parts of a batch that are computed one after another.
-        devices: all of jax's when left out.
+        devices: defaults to all of jax's.
         parts: names the parts in messages.
         aggregate: see `spread`; of a network without parts 'psum'.
 
@@ -209,7 +209,7 @@ def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
 
 
 def compiler_options(mesh: Mesh | None = None, *, runs: bool = True) -> dict[str, Any]:
-    """Options of XLA for the devices of a mesh, or for the back end at hand; none but on a CPU.
+    """Returns XLA's options for `mesh` (default: the current back-end); empty unless it is a CPU.
 
     On jax 0.10 they choose the newer of two code generators, the only one from 0.11 on: the older
     one rounds a sum of products as it happens to be fused, so that the same step on another mesh
@@ -337,7 +337,7 @@ def spread(
             all-reduce of each device's sum. 'ordered': an all-gather of every group's token and a
             sum in the order of the groups, which gives the same bits on any number of devices, as
             does the gradients' norm then (`ordered_norm`). 'bf16': an all-to-all and an all-gather
-            of each device's sum, 2 bytes a number in place of the all-reduce's 4.
+            of each device's sum, 2 bytes a number instead of the all-reduce's 4.
         gradients: how they are summed over `data`: as 'float32', or sent as 'bf16', where a sum's
             error is at most 2^-8 of itself and of the sizes of its terms.
 

@@ -48,5 +48,5 @@ def one_line(name: object) -> str:
 
 
 def is_printable(name: str) -> bool:
-    """Whether a name is free of control characters and of bytes that are not UTF-8."""
+    """Returns whether a name has no control characters and only valid UTF-8."""
     return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)

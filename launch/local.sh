@@ -4,19 +4,18 @@
 #   launch/local.sh [-n N] [--devices D] [--cpu] [--port P] [--] FLAGS OF hsvit_jax.main
 #   launch/local.sh -n 2 --devices 2 -- --config=configs/c2a2.py:digits,tiny --config.mesh.group=4
 #
-# -n N         processes (default 2, or one per GPU where there are several)
-# --devices D  as many fake CPU devices in each process (implies --cpu)
-# --cpu        use the CPU although there is an accelerator
-# --port P     the port where process 0 waits for the others (default: a free one)
+# -n N         processes (default 2, or one per GPU with several)
+# --devices D  D simulated CPU devices in each process (implies --cpu)
+# --cpu        use the CPU even if there is an accelerator
+# --port P     the port of process 0 (default: a free one)
 #
 # CUDA_VISIBLE_DEVICES chooses the GPUs; PYTHON names the interpreter; HSVIT_GRACE the seconds that
 # the others have to end by themselves once a process has failed (default 15). With --recoverable a
 # process other than 0 that is killed ends none, and the exit code is that of the others.
 #
-# Every line of output begins with the number of its process. SIGTERM is passed on to one process,
-# which tells the others; Ctrl-C to all. A second one, two seconds later or more, ends everything at
-# once: a closing terminal sends two. The exit code is that of the process which first ended with
-# another than 0.
+# Every line of output begins with its process's number. SIGTERM goes to one process, which stops the
+# others; Ctrl-C goes to all. A second signal, at least two seconds later, ends everything at once; a
+# closing terminal sends two together. The exit code is that of the first process that fails.
 set -euo pipefail
 
 usage() {
@@ -57,7 +56,7 @@ done
 [[ ${HSVIT_GRACE:=15} =~ ^[0-9]+$ ]] || usage "HSVIT_GRACE must be whole seconds, got '$HSVIT_GRACE'"
 PYTHON=${PYTHON:-$(command -v python || echo python3)}
 
-# Which devices there are, and each process's share of them.
+# Find the devices and each process's share.
 gpus=0 names=()
 if ((!cpu)) && [[ ${JAX_PLATFORMS:-} != cpu && -z $devices ]]; then
   if command -v nvidia-smi >/dev/null; then
@@ -179,7 +178,7 @@ while ((${#running[@]})); do
   done
   if ((code == 0 && first != 0)); then
     code=$first
-    # After a save all end together, give or take the last files; after a failure none can go on.
+    # After a save all end almost together; after a failure none can continue.
     case $code in
       42 | 130) deadline=$((SECONDS + 8 * HSVIT_GRACE)) ;;
       *) deadline=$((SECONDS + HSVIT_GRACE)) ;;

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# One training on a Cloud TPU VM or a whole slice of them: the same command on every worker.
+# Runs one training on a Cloud TPU VM or slice: the same command on every worker.
 #
 #   export TPU_NAME=my-tpu ZONE=us-central2-b HSVIT_REPO=https://.../hsvit_jax.git
 #   launch/tpu_vm.sh install
-#   launch/tpu_vm.sh run --config=configs/c4a8.py:cifar100 --workdir=/mnt/shared/runs/a
+#   launch/tpu_vm.sh run --config=configs/c4a8.py:cifar100 --workdir=gs://my-bucket/runs/a
 #   launch/tpu_vm.sh stop
 #
-# install  clones HSVIT_REPO (at HSVIT_REF, if set) on every worker and installs it with libtpu
+# install  clones HSVIT_REPO (at HSVIT_REF, if set) on every worker and installs it with libtpu, gcsfs
 # run      starts hsvit_jax.main on every worker and shows its output; the flags follow
 # stop     SIGTERM to worker 0's process: all workers save the same step and end with 42
 #
-# The TPU must exist (gcloud compute tpus tpu-vm create). PROJECT names another project than gcloud's
-# own, HSVIT_PYTHON the workers' interpreter (default python3; 3.11 or newer). With several workers
-# --workdir must be on a file system that all of them share.
+# The TPU must exist (gcloud compute tpus tpu-vm create). PROJECT overrides gcloud's project,
+# HSVIT_PYTHON the workers' interpreter (default python3; 3.11 or newer). Workers share no disk, so
+# --workdir is in a bucket.
 set -euo pipefail
 
 usage() {
@@ -40,7 +40,7 @@ case ${1:-} in
       git fetch --quiet origin $(printf '%q' "${HSVIT_REF:-HEAD}")
       git checkout --quiet FETCH_HEAD
       $python -m venv .venv
-      .venv/bin/pip install --quiet --editable '.[tpu]'"
+      .venv/bin/pip install --quiet --editable '.[tpu,gcs]'"
     ;;
   run)
     shift

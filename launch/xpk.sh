@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# One training as an xpk workload on a GKE cluster that xpk made.
+# Runs one training as an xpk workload on a GKE cluster that xpk created.
 #
 #   export HSVIT_CLUSTER=my-cluster HSVIT_TPU_TYPE=v5litepod-16 HSVIT_IMAGE=.../hsvit:1
-#   launch/xpk.sh my-run --config=configs/c4a8.py:cifar100 --workdir=/runs/a
+#   launch/xpk.sh my-run --config=configs/c4a8.py:cifar100 --workdir=gs://my-bucket/runs/a
 #
-# The first word names the workload; the flags of hsvit_jax.main follow. HSVIT_IMAGE is an image made
-# from launch/Dockerfile; HSVIT_SLICES the number of slices (default 1); HSVIT_MAX_RESTARTS how often
-# xpk starts the run again (default 20, preemptions included). --workdir must be in storage that is
-# attached to the cluster (xpk storage attach), or a restart begins anew.
+# The first word names the workload; the flags of hsvit_jax.main follow. HSVIT_IMAGE is an image from
+# launch/Dockerfile, HSVIT_SLICES the number of slices (default 1), and HSVIT_MAX_RESTARTS the maximum
+# number of restarts (default 20, preemptions included). Pods share no disk, so --workdir is in a
+# bucket.
 set -euo pipefail
 
 usage() {

@@ -120,6 +120,14 @@ def test_a_title_is_wrapped_to_its_figure(tmp_path):
     assert "".join(title.get_text().split()).endswith("x" * 200)
 
 
+def test_long_names_at_ticks_are_shortened(tmp_path):
+    figure = artifacts.figure(4, 3)
+    axes = figure.subplots()
+    axes.set_xticks([0, 1], ["cat", "x" * 33], parse_math=False)
+    artifacts.save_figure(figure, tmp_path / "a.png")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["cat", "x" * 31 + "…"]
+
+
 def test_cells_of_a_table_are_no_formulas(tmp_path):
     r"""Whatever else parts cells in a spreadsheet's language; numbers stay numbers."""
     for text in ("=1+1", "+a", "-cat", "@a", " =1", "\t=1", "\uff1d1", "cat;=1", "a\n=1"):

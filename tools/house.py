@@ -64,7 +64,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def resolved(argument: str, model: dict[str, Any], info: data.DataInfo, images: int) -> Any:
-    """Returns a configuration as training resolves it, or the refusal."""
+    """Returns a configuration as training resolves it, or the error's text."""
     try:
         config = config_lib.resolve(config_lib.base(argument, model), info, images=images)
         config_lib.refuse_unread(config)
@@ -160,7 +160,7 @@ PARTS: dict[str, Callable[[Path], Any]] = {
 
 
 def main(out: Path, names: list[str]) -> None:
-    """Writes the files of these parts, of all by default."""
+    """Writes the files of the named parts (default: all)."""
     out.mkdir(parents=True, exist_ok=True)
     for name in names or PARTS:
         text = json.dumps(PARTS[name](out), indent=1, sort_keys=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hsvit_jax.augment import op_tables, randaugment, resized_crop
 from hsvit_jax.augment.mixup import mix
-from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, whole_number
+from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, span, whole_number
 
 __all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
 
@@ -134,13 +134,13 @@ def train_batch(
     check_size(settings, *images_BHWC.shape[1:])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
+    mirrored_B = settings.flip & (bits_BS[:, _FLIP] >> 31 == 1)
     if settings.random_resized_crop:
         size, area = images_BHWC.shape[1:3], settings.random_resized_crop
         boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
-        mirrored_B = settings.flip & _flipped(bits_BS)
         images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
-    else:
-        images_BHWC = _crop_and_flip(settings, bits_BS, images_BHWC)
+    elif settings.crop_padding or settings.flip:
+        images_BHWC = _crop_and_flip(settings.crop_padding, mirrored_B, bits_BS, images_BHWC)
     if op_count:
         images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
@@ -183,24 +183,18 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
     return jnp.where(is_label_BK, jnp.float32(on), jnp.float32(off))
 
 
-def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array) -> jax.Array:
+def _crop_and_flip(
+    padding: int, mirrored_B: jax.Array, bits_BS: jax.Array, images_BHWC: jax.Array
+) -> jax.Array:
     """Crops and flips with one gather, since both map rows and columns."""
-    if not (settings.crop_padding or settings.flip):
-        return images_BHWC
     height, width = images_BHWC.shape[1:3]
-    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    places = 2 * padding + 1
     y_BH = jnp.arange(height, dtype=jnp.int32)[None, :]
-    if settings.flip:
-        x_BW = jnp.where(_flipped(bits_BS)[:, None], width - 1 - x_BW, x_BW)
-    if settings.crop_padding:
-        places = 2 * settings.crop_padding + 1
-        y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - settings.crop_padding
-        x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - settings.crop_padding
+    y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - padding
+    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    x_BW = jnp.where(mirrored_B[:, None], width - 1 - x_BW, x_BW)
+    x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - padding
     return randaugment.gather_pixels(images_BHWC, y_BH[:, :, None], x_BW[:, None, :])
-
-
-def _flipped(bits_BS: jax.Array) -> jax.Array:
-    return bits_BS[:, _FLIP] >> 31 == 1
 
 
 def _random_ops(
@@ -238,10 +232,7 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & fits_B
     top_B = whole_number(bits_BS[:, _ERASE_Y], jnp.maximum(height - rows_B + 1, 1))
     left_B = whole_number(bits_BS[:, _ERASE_X], jnp.maximum(width - columns_B + 1, 1))
-    y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
-    x_1W = jnp.arange(width, dtype=jnp.int32)[None, :]
-    in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
-    in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
+    in_rows_BH, in_columns_BW = span(top_B, rows_B, height), span(left_B, columns_B, width)
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
 
 

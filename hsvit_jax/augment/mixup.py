@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from hsvit_jax.augment.random_bits import fraction, whole_number
+from hsvit_jax.augment.random_bits import fraction, span, whole_number
 
 
 def mix(
@@ -20,12 +20,8 @@ def mix(
     One draw per batch decides whether to mix, by which of the two (evenly, if both are on) and how
     much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix pastes a box of area about
     1 - λ, clipped at the border, and takes λ from the pasted area.
+    ``mixup`` and ``cutmix`` are α of each, 0 for off; at least one is on.
     Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
-
-    Args:
-      images_BHWC: normalised, float32 (B, H, W, C).
-      mixup, cutmix: α of each, 0 for off; at least one is on.
-      probability: the share of the batches that are mixed.
     """
     _, height, width, _ = images_BHWC.shape
     scalars_key, beta_key = jax.random.split(key)
@@ -36,8 +32,9 @@ def mix(
     keep = jnp.where(fraction(apply_bits) < probability, drawn, 1.0)
 
     half = 0.5 * jnp.sqrt(1.0 - keep)
-    rows_H = _span(whole_number(y_bits, height), half, height)
-    columns_W = _span(whole_number(x_bits, width), half, width)
+    high, wide = ((half * size).astype(jnp.int32) for size in (height, width))
+    rows_H = span(whole_number(y_bits, height) - high, 2 * high, height)
+    columns_W = span(whole_number(x_bits, width) - wide, 2 * wide, width)
     pasted_HW = is_cutmix & rows_H[:, None] & columns_W[None, :]
     kept_by_area = 1.0 - jnp.sum(pasted_HW, dtype=jnp.float32) / (height * width)
 
@@ -48,10 +45,3 @@ def mix(
     keep = jnp.where(is_cutmix, kept_by_area, keep)
     mixed_BK = keep * targets_BK + (1.0 - keep) * jnp.roll(targets_BK, 1, axis=0)
     return mixed_BHWC, mixed_BK
-
-
-def _span(centre: jax.Array, half: jax.Array, size: int) -> jax.Array:
-    """Marks the places within half·size (truncated) of the centre: bool (size,)."""
-    reach = (half * size).astype(jnp.int32)
-    place = jnp.arange(size, dtype=jnp.int32)
-    return (place >= centre - reach) & (place < centre + reach)

@@ -8,16 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment import op_tables
+from hsvit_jax.augment import op_tables as ops
 
 
-def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: op_tables.OpTables) -> jax.Array:
-    """Applies one op to every image; pixels from outside the image are `tables.fill`.
+def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
+    """Applies to every uint8 image, C 1 or 3, the op of its row of `tables`, int32 (B,).
 
-    Args:
-      images_BHWC: uint8, C 1 or 3.
-      row_B: int32 (B,), rows of `tables`.
-      tables: made for images of this size.
+    `tables` are made for images of this size; pixels from outside are `tables.fill`.
     """
     _, height, width, _ = images_BHWC.shape
     affine_B6 = jnp.asarray(tables.affine_R6)[row_B]
@@ -44,14 +41,14 @@ def gather_pixels(
     return jnp.where(inside_BHW[..., None], gathered_BHWC, jnp.asarray(fill, images_BHWC.dtype))
 
 
-def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: op_tables.OpTables) -> jax.Array:
+def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
     """Computes clip(trunc(base + table[pixel - base + 255])): a blend, or a look-up with base 0."""
     pixels_BHWC = images_BHWC.astype(jnp.int32)
     base_BHWC = _base(pixels_BHWC, jnp.asarray(tables.base_R)[row_B])
     table_BCV = _table(pixels_BHWC, row_B, tables)
     batch, channels, size = table_BCV.shape
     # One flat table per image keeps this a gather with a single index.
-    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + op_tables.TABLE_ZERO
+    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + ops.TABLE_ZERO
     at_BHWC = pixels_BHWC - base_BHWC + offset_C[None, None, None, :]
     product_BHWC = jax.vmap(lambda table, place: table.at[place].get(mode="promise_in_bounds"))(
         table_BCV.reshape(batch, channels * size), at_BHWC
@@ -67,12 +64,9 @@ def _base(pixels_BHWC: jax.Array, base_B: jax.Array) -> jax.Array:
     total_B111 = jnp.sum(grey_BHW1, axis=(1, 2, 3), keepdims=True)
     mean_B111 = (2 * total_B111 + count) // (2 * count)  # rounded half up
     base_B111 = base_B[:, None, None, None]
-    flat_BHW1 = jnp.where(
-        base_B111 == op_tables.BASE_GREY,
-        grey_BHW1,
-        jnp.where(base_B111 == op_tables.BASE_MEAN, mean_B111, 0),
-    )
-    return jnp.where(base_B111 == op_tables.BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
+    flat_BHW1 = jnp.where(base_B111 == ops.BASE_MEAN, mean_B111, 0)
+    flat_BHW1 = jnp.where(base_B111 == ops.BASE_GREY, grey_BHW1, flat_BHW1)
+    return jnp.where(base_B111 == ops.BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
 
 
 def _grey(pixels_BHWC: jax.Array) -> jax.Array:
@@ -94,19 +88,16 @@ def _smooth(pixels_BHWC: jax.Array) -> jax.Array:
     return pixels_BHWC.at[:, 1:-1, 1:-1].set((2 * total + 13) // 26)
 
 
-def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: op_tables.OpTables) -> jax.Array:
+def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: ops.OpTables) -> jax.Array:
     batch, _, _, channels = pixels_BHWC.shape
     static_BV = jnp.asarray(tables.products_TV)[jnp.asarray(tables.table_R)[row_B]]
-    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, op_tables.TABLE_SIZE))
+    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, ops.TABLE_SIZE))
     lut_B11 = jnp.asarray(tables.lut_R)[row_B][:, None, None]
-    lut_BCV = jnp.where(
-        lut_B11 == op_tables.LUT_EQUALIZE,
-        _equalize_lut(pixels_BHWC),
-        _autocontrast_lut(pixels_BHWC),
-    )
-    before, after = op_tables.TABLE_ZERO, op_tables.TABLE_SIZE - op_tables.TABLE_ZERO - 256
+    equal_BCV, contrast_BCV = _equalize_lut(pixels_BHWC), _autocontrast_lut(pixels_BHWC)
+    lut_BCV = jnp.where(lut_B11 == ops.LUT_EQUALIZE, equal_BCV, contrast_BCV)
+    before, after = ops.TABLE_ZERO, ops.TABLE_SIZE - ops.TABLE_ZERO - 256
     dynamic_BCV = jnp.pad(lut_BCV, ((0, 0), (0, 0), (before, after))).astype(jnp.float32)
-    return jnp.where(lut_B11 == op_tables.LUT_STATIC, static_BCV, dynamic_BCV)
+    return jnp.where(lut_B11 == ops.LUT_STATIC, static_BCV, dynamic_BCV)
 
 
 def _equalize_lut(pixels_BHWC: jax.Array) -> jax.Array:
@@ -131,7 +122,7 @@ def _autocontrast_lut(pixels_BHWC: jax.Array) -> jax.Array:
     """Stretches each channel to 0..255: int32 (B, C, 256), as ImageOps.autocontrast in float64."""
     low_BC1 = jnp.min(pixels_BHWC, axis=(1, 2))[..., None]
     span_BC1 = jnp.max(pixels_BHWC, axis=(1, 2))[..., None] - low_BC1
-    short_BC1 = jnp.asarray(op_tables.autocontrast_shortfall())[low_BC1, span_BC1]
+    short_BC1 = jnp.asarray(ops.autocontrast_shortfall())[low_BC1, span_BC1]
     steps_BC1 = jnp.asarray(np.gcd(255, np.arange(256)).astype(np.int32))[span_BC1]
     value_11V = jnp.arange(256, dtype=jnp.int32)[None, None, :]
     safe_span_BC1 = jnp.maximum(span_BC1, 1)

@@ -31,9 +31,10 @@ def whole_number(bits: jax.Array, count: int | jax.Array) -> jax.Array:
     return (((bits >> 16) * count + (low >> 16)) >> 16).astype(jnp.int32)
 
 
-def between(bits: jax.Array, low: float, high: float) -> jax.Array:
-    """Returns uniform float32 in [low, high), from uint32 words."""
-    return low + (high - low) * fraction(bits)
+def span(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
+    """Marks the places from `start` for `length`: bool (size,), behind the axes of `start`."""
+    place = jax.lax.broadcasted_iota(jnp.int32, (*start.shape, size), start.ndim)
+    return (place >= start[..., None]) & (place < (start + length)[..., None])
 
 
 def box_sizes(
@@ -54,9 +55,9 @@ def box_sizes(
     Returns:
       First sides int32 (B,), second sides int32 (B,), and whether any try fits, bool (B,).
     """
-    log_ratio = tuple(math.log(value) for value in ratio)
-    area_BA = area * between(bits_BA[0], *share)
-    root_BA = jnp.exp(0.5 * between(bits_BA[1], *log_ratio))
+    low, high = (math.log(value) for value in ratio)
+    area_BA = area * (share[0] + (share[1] - share[0]) * fraction(bits_BA[0]))
+    root_BA = jnp.exp(0.5 * (low + (high - low) * fraction(bits_BA[1])))
     first_BA = jnp.round(jnp.sqrt(area_BA) * root_BA).astype(jnp.int32)
     second_BA = jnp.round(jnp.sqrt(area_BA) / root_BA).astype(jnp.int32)
     least, most_first, most_second = limits

@@ -27,7 +27,7 @@ _MULTIPLIERS = ((0x7FEB352D, 0x846CA68B), (0x85EBCA6B, 0xC2B2AE35))
 def of(leaves: list[jax.Array | np.ndarray]) -> list[str]:
     """Computes 16 hexadecimal digits per leaf, the same for every sharding, device count and host.
 
-    One compiled call per set of devices (mostly one), in which leaves that look alike are
+    One compiled call per set of devices (mostly one), in which leaves of one shape and dtype are
     stacked: 440 leaves compile in half a second instead of four.
     """
     sums = np.zeros((len(leaves), 2), np.uint32)

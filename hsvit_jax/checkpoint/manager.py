@@ -149,7 +149,7 @@ class Checkpoints:
 
         A damaged step is passed over with a `CheckpointWarning` for the one before it (for
         'best', the next best; steps without a metric come last), and after a good one was read
-        renamed to `<step>.damaged`, unless read-only. No other step is read in place of a numbered
+        renamed to `<step>.damaged`, unless read-only. No other step replaces a numbered
         one.
 
         Args:

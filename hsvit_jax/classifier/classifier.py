@@ -179,19 +179,29 @@ class Classifier:
         Raises:
           ValueError: the network has nothing to show.
         """
+        from hsvit_jax.classifier import views
+
         images_BHWC, one = self._fitted(images)
-        found = [self._viewer(image_HWC) for image_HWC in images_BHWC]
+        found, voters_G = [], self.voters_G if self.model.voters else None
+        for image_HWC in images_BHWC:
+            arrays = jax.device_get(self._arrays(self.params, self.stats, image_HWC[None]))
+            found.append(views.views_of(self.model, arrays, voters_G=voters_G))
         return found[0] if one else found
 
     @cached_property
-    def _viewer(self) -> Any:
-        from hsvit_jax.classifier import views
+    def _arrays(self) -> Any:
+        """The network's views of a batch, compiled once for each instance."""
 
-        return views.make_viewer(self)
+        def arrays(params: dict, stats: dict, images_BHWC: jax.Array) -> dict[str, Any]:
+            pixels = self.config.data
+            x_BHWC = augment.normalise(images_BHWC, tuple(pixels.mean), tuple(pixels.std))
+            return self.model.views(params, stats, x_BHWC)
+
+        return jax.jit(arrays, out_shardings=mesh_lib.replicated(self.mesh))
 
     @cached_property
     def voters_G(self) -> np.ndarray:
-        """Which attention groups vote, float32 (G,): 0 for those lost in training."""
+        """The votes of the attention groups, float32 (G,): 0 for those lost in training."""
         votes_G = np.ones(self.model.config.groups, np.float32)
         votes_G[sorted(self.model.silent)] = 0
         if (vote_G := self.model.learned(self.params)) is not None:
@@ -244,7 +254,11 @@ class Classifier:
                 names = "image_size={}, channels={}, fit={!r}".format(*mine)
                 raise ValueError(f"the network needs {names}: pass these to from_arrays")
             dataset = self.relabelled(dataset.test, dataset.info)
-        self._check_split(dataset)
+        classes, labels, images = len(self.class_names), dataset.labels, dataset.images
+        if len(labels) and not 0 <= np.min(labels) <= np.max(labels) < classes:
+            raise ValueError(f"labels must number the network's {classes} class_names from 0")
+        if images is not None and images.dtype != np.uint8:
+            raise ValueError(f"images must be uint8, not {images.dtype}: use hsvit_jax.from_arrays")
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
 
     def _load_data(self, name: str) -> data.Dataset:
@@ -267,14 +281,6 @@ class Classifier:
         whole.data.fraction = 1.0
         found = train.load_data(whole, test_only=True)
         return found.subset(config.data.fraction).fingerprint == self.fingerprint
-
-    def _check_split(self, split: data.Split) -> None:
-        """Raises ValueError for labels and pixels that would be counted wrongly."""
-        classes, images = len(self.class_names), split.images
-        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) < classes:
-            raise ValueError(f"labels must number the network's {classes} class_names from 0")
-        if images is not None and images.dtype != np.uint8:
-            raise ValueError(f"images must be uint8, not {images.dtype}: use hsvit_jax.from_arrays")
 
     @cached_property
     def _evaluator(self) -> Any:

@@ -8,15 +8,9 @@ HSViT paper, section 3.1 (one token per kernel, averaged votes).
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-
-from hsvit_jax import augment
-from hsvit_jax import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,47 +62,32 @@ class Views:
     sequences: Sequences | None = None
 
 
-def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
-    """Compiles a function that returns the views of one uint8 image of the network's size.
+def views_of(
+    model: Any,
+    arrays: dict[str, list[np.ndarray]],
+    example: int = 0,
+    voters_G: np.ndarray | None = None,
+) -> Views:
+    """Selects one example of a batch's views (`model.views` as NumPy arrays).
 
-    It raises ValueError for a network that has nothing to show.
+    Args:
+      voters_G: 0 for groups that were lost in training.
+
+    Raises:
+      ValueError: the network has nothing to show.
     """
-    model, config = classifier.model, classifier.config
-
-    @partial(jax.jit, out_shardings=mesh_lib.replicated(classifier.mesh))
-    def arrays_of(params: dict, stats: dict, image_HWC: jax.Array) -> dict[str, list[jax.Array]]:
-        x_BHWC = augment.normalise(image_HWC[None], tuple(config.data.mean), tuple(config.data.std))
-        return model.views(params, stats, x_BHWC)
-
-    def view(image_HWC: np.ndarray) -> Views:
-        arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
-        if set(arrays) == {"logits"}:
-            c = config.model
-            raise ValueError(
-                f"{c.variant} ({c.family}) has nothing to show: no attention, groups or token grid"
-            )
-        views = views_of(model, arrays, 0)
-        if views.votes_GK is None:
-            return views
-        votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
-        return dataclasses.replace(views, votes_GK=votes_GK)
-
-    return view
-
-
-def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:
-    """Selects one example of a batch's views (`model.views` as NumPy arrays)."""
+    if set(arrays) == {"logits"}:
+        raise ValueError("this network has nothing to show: no attention, groups or token grid")
     groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in of_kind]
         for kind, of_kind in arrays.items()
     }
-    return Views(
-        logits_K=one["logits"][0],
-        votes_GK=one["votes"][0] if "votes" in one else None,
-        groups=_groups(one) if "maps" in one else None,
-        sequences=_sequences(model, one),
-    )
+    votes_GK = one["votes"][0] if "votes" in one else None
+    if votes_GK is not None and voters_G is not None:
+        votes_GK = np.where(voters_G[:, None] > 0, votes_GK, np.nan)
+    maps = _groups(one) if "maps" in one else None
+    return Views(one["logits"][0], votes_GK, maps, _sequences(model, one))
 
 
 def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:

@@ -1,12 +1,12 @@
 """The commands of `hsvit`: one table, which the program, its --help and docs/ are made from.
 
-A command is a module with its flags beside its `run()`, which imports what the work needs.
+A command is a function below its row, a `cli.Command`. The function imports what the work needs.
 """
 
-import importlib
 from collections.abc import Mapping
 
 from hsvit_jax.cli import Command
+from hsvit_jax.commands import benchmark, networks, serve, studies, train, trained, weights
 
 ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
@@ -17,15 +17,24 @@ c2a2:cifar100,paper.
   RECIPE    strong (default; small for small custom data sets) fast small paper finetune
   SWITCHES  tiny (a smoke run: its accuracy means nothing) bf16 conv_only attention_only"""
 
-_FILES = {"eval": "evaluate", "list": "listing"}
-_NAMES = "train eval predict visualize serve export report list summary plan compare study curves "
-_NAMES += "crossval lr-find power-search convert benchmark"
-
-
-def _command(name: str) -> Command:
-    file = _FILES.get(name, name.replace("-", "_"))
-    return importlib.import_module(f"{__name__}.{file}").COMMAND
-
-
 #: Name → what it does and reads; all other input is refused.
-COMMANDS: Mapping[str, Command] = {name: _command(name) for name in _NAMES.split()}
+COMMANDS: Mapping[str, Command] = {
+    "train": train.train,
+    "eval": trained.evaluate,
+    "predict": trained.predict,
+    "visualize": trained.visualize,
+    "serve": serve.serve,
+    "export": weights.export,
+    "report": trained.report,
+    "list": networks.listing,
+    "summary": networks.summary,
+    "plan": networks.plan,
+    "compare": studies.compare,
+    "study": studies.study,
+    "curves": studies.curves,
+    "crossval": studies.crossval,
+    "lr-find": studies.lr_find,
+    "power-search": studies.power_search,
+    "convert": weights.convert,
+    "benchmark": benchmark.benchmark,
+}

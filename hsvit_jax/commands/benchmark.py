@@ -11,9 +11,9 @@ from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
 
 _WORK = ["train", "infer", "input", "eval"]
 
-COMMAND = Command(
+
+@Command(
     "Measures speed and memory, in one line of JSON.",
-    __name__,
     "$ --config=configs/c2a2.py --batch=128 --work=train\n"
     "$ --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'\n"
     "$ --peak",
@@ -33,9 +33,7 @@ COMMAND = Command(
     exclusive=("vs peak", "batch train.batch"),
     remember=False,
 )
-
-
-def run(request: Request) -> None:
+def benchmark(request: Request) -> None:
     """Prints the measurement as a line of JSON."""
     from hsvit_jax.benchmark import machine, measure, versus
 

@@ -7,29 +7,18 @@ from absl import flags
 from hsvit_jax.cli import Command, Misuse, Request
 from hsvit_jax.commands.trained import RUN
 
-COMMAND = Command(
+
+@Command(
     "Serves a trained network over HTTP, with a page to try it on.",
-    __name__,
     "$ runs/c2a2-digits-strong-seed0 --port=8000\n$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
     (
         *RUN,
         (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback set --token."),
         (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
-        (
-            flags.DEFINE_string,
-            "token",
-            None,
-            "Token that requests must bear; default: HSVIT_TOKEN.",
-        ),
+        (flags.DEFINE_string, "token", None, "Token of every request; default: HSVIT_TOKEN."),
         (flags.DEFINE_integer, "batch", 64, "Most images of a batch.", 1, 4096),
         (flags.DEFINE_float, "wait", 2.0, "Milliseconds that an image waits for others.", 0.0),
-        (
-            flags.DEFINE_integer,
-            "queue",
-            256,
-            "Most requests at a time, and most waiting images.",
-            1,
-        ),
+        (flags.DEFINE_integer, "queue", 256, "Most requests and waiting images at a time.", 1),
         (flags.DEFINE_float, "timeout", 30.0, "Seconds until a request is cancelled.", 0.1),
         (flags.DEFINE_integer, "max_megabytes", 32, "Most megabytes of a request.", 1, 256),
         (flags.DEFINE_integer, "max_pixels", 25_000_000, "Most pixels of an image.", 1, 89_478_485),
@@ -39,9 +28,7 @@ COMMAND = Command(
         (flags.DEFINE_float, "part_gpus", 0.0, "--parts: GPUs of each.", 0.0),
     ),
 )
-
-
-def run(request: Request) -> int:
+def serve(request: Request) -> int:
     """Serves until SIGTERM or Ctrl-C, and answers what is in flight."""
     from hsvit_jax.serve import LOOPBACK, admission, server
 

@@ -11,9 +11,9 @@ from hsvit_jax.commands.trained import JOB
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name below runs/.")
 _STALL = "Seconds without a step until exit 75; 0: never. Default: 600, for one process 3600."
 
-COMMAND = Command(
+
+@Command(
     "Trains a network, or resumes a run that was stopped.",
-    __name__,
     "$ --config=configs/c4a8.py\n"
     "$ --config=c2a2:digits --config.train.epochs=5\n"
     "$ --config=c2a2:folder=my_images",
@@ -32,9 +32,7 @@ COMMAND = Command(
     config=EVERYTHING,
     needs_config=True,
 )
-
-
-def run(request: Request) -> int:
+def train(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
     from hsvit_jax.run_report import fit
     from hsvit_jax.runtime import cluster, coordination, signals

@@ -107,7 +107,7 @@ def resolve(
         if "train.batch" in kept:
             raise ValueError(
                 f"train.batch={batch} is larger than the training split of {images} images: lower "
-                "train.batch or give more images"
+                "train.batch or add images"
             )
         values["train.batch"] = 2 ** int(math.log2(images))
     if not values["augment.flip"] and "eval.tta" not in kept:  # mirrored images are other images

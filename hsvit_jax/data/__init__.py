@@ -8,22 +8,29 @@ $HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``.
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hsvit_jax import storage
+from hsvit_jax.data import remote
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
 from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
 from hsvit_jax.data.decode import Progress, Request
 from hsvit_jax.data.examples import from_arrays, from_examples
-from hsvit_jax.data.folder import describe_files, find_listing, load_listing
-from hsvit_jax.data.hugging_face import open_hf
+from hsvit_jax.data.folder import (
+    describe_files,
+    find_listing,
+    is_there,
+    list_table,
+    load_listing,
+)
 from hsvit_jax.data.images import BadImage, check_shape, fit_image, read_file, read_image
-from hsvit_jax.data.listing import list_csv
+from hsvit_jax.data.libraries import describe_tfds, load_tfds, open_builder, open_hf
 from hsvit_jax.data.published import DataUnavailable
-from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
 from hsvit_jax.text import few, nearest
 
 __all__ = [
@@ -37,6 +44,7 @@ __all__ = [
     "from_arrays",
     "from_csv",
     "from_examples",
+    "is_there",
     "load",
     "read_image",
 ]
@@ -58,7 +66,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Raises:
       ValueError: an unknown name, or a folder that is not laid out as a data set.
     """
-    return _open(name, _data_dir(data_dir))[0]
+    return _open(name, *_data_dirs(data_dir))[0]
 
 
 def load(
@@ -100,9 +108,9 @@ def load(
       ValueError: an argument or the data cannot be used.
     """
     progress = progress or (lambda *_: None)
-    folder = _data_dir(data_dir)
+    folder, url = _data_dirs(data_dir)
     remove_abandoned(folder / "cache")
-    info, read = _open(name, folder, progress)
+    info, read = _open(name, folder, url, progress)
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     size, channels = check_shape(size, channels, fit)
@@ -116,28 +124,39 @@ def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:
     return load(f"csv={os.fspath(path)}", **options)
 
 
-def _data_dir(data_dir: str | None) -> Path:
-    chosen = data_dir or os.environ.get("HSVIT_DATA_DIR") or "~/.cache/hsvit_jax/data"
-    return Path(os.path.expanduser(chosen))
+def _data_dirs(data_dir: str | None) -> tuple[Path, str]:
+    """Returns the local folder of caches, and the URL of prepared sets or ''."""
+    places = [data_dir, os.environ.get("HSVIT_DATA_DIR"), "~/.cache/hsvit_jax/data"]
+    places = [place for place in places if place]
+    local = next(place for place in places if not storage.is_url(place))
+    url = storage.whole_url(places[0]) if storage.is_url(places[0]) else ""
+    return Path(os.path.expanduser(local)), url
 
 
 def _open(
     name: str,
     data_dir: Path,
+    url: str = "",
     progress: Progress = lambda *_: None,
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name; returns its description and its reader."""
     kind, equals, argument = name.partition("=")
     kind = kind if equals and argument else ""
+    if url and kind != "tfds":
+        raise ValueError(f"data.dir={url} holds sets of tfds= only; set a local folder")
+    if storage.is_url(argument) and "?" in argument:
+        raise ValueError("a URL with ? may hold credentials, which a run would store; remove them")
     if kind in ("folder", "csv"):
-        folder = kind == "folder"
-        listing = find_listing(argument, data_dir, progress) if folder else list_csv(argument)
+        find = find_listing if kind == "folder" else list_table
+        listing = find(argument, data_dir, progress)
         rows, names = listing.rows, listing.class_names
         info = describe_files(name, names, len(rows), lambda i: read_file(rows[i].file.path))
         return info, partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
     if kind == "hf":
         return open_hf(argument)
     if kind == "tfds":
+        if url:  # TFDS keeps a set in NAME/CONFIG/VERSION
+            data_dir = remote.fetch_folder(url, data_dir, re.split("[:/]", argument)[0])
         builder = open_builder(argument, data_dir)
         return describe_tfds(argument, builder), partial(load_tfds, argument, builder)
     if name in REGISTRY:

@@ -37,11 +37,11 @@ _Member = tuple[str, Callable[[], IO[bytes]] | None]
 
 
 class BadArchive(ValueError):
-    """An archive that cannot be used; the message names it, the member, and the reason."""
+    """Reports an archive that cannot be used, with the member and the reason."""
 
 
 class _Bounded:
-    """A tar's bytes up to a limit; headers have another one, because tarfile reads them whole."""
+    """Bounds a tar's bytes; headers have their own limit, because tarfile reads them whole."""
 
     def __init__(self, file: IO[bytes], check: Callable[[int], None]):
         self._file, self._check, self.tell = file, check, file.tell
@@ -84,10 +84,7 @@ def unpack(path: Path, folder: Path) -> None:
                 (folder / name).mkdir(parents=True, exist_ok=True)
             elif opener is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with (
-                    opener() as source,
-                    open(folder / name, "wb") as file,
-                ):  # the last of one name counts
+                with opener() as source, open(folder / name, "wb") as file:
                     shutil.copyfileobj(source, file, _BLOCK)
             elif is_image_name(name):
                 links.append(name)
@@ -100,7 +97,7 @@ def unpack(path: Path, folder: Path) -> None:
         raise BadArchive(f"{path} cannot be unpacked at {one_line(name[:60])!r}: {why}") from error
     if links:
         warnings.warn(
-            f"links to images in {path} are left out: {few(links)}; pack the files "
+            f"links to images in {path} are ignored: {few(links)}; pack the files "
             "themselves: tar --dereference --hard-dereference, or zip without --symlinks",
             stacklevel=2,
         )

@@ -17,16 +17,16 @@ from hsvit_jax.data.archives import SUFFIXES, unpack
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
-from hsvit_jax.data.folder import archive_folder, load_listing, unpack_once
+from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_pillow
+from hsvit_jax.data.libraries import is_prepared, load_tfds, open_builder
 from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.published import DataUnavailable, RemoteFile
-from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
 
 @dataclass(frozen=True)
 class Named:
-    """A description and the files it is read from; at most one of the two readers is set.
+    """Describes a set and the files it is read from; at most one of the two readers is set.
 
     Attributes:
       examples: numbers of training and test images.
@@ -171,7 +171,7 @@ def _load_published(name: str, request: Request) -> Source:
     entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir.absolute()
     checksums = [file.checksum for file in entry.files]
     key, content = {"name": name, "files": checksums}, " ".join(checksums)
-    kept = cache_folder(data_dir, name, key) if entry.parse else archive_folder(name, key, data_dir)
+    kept = cache_folder(data_dir, name if entry.parse else f"unpacked-{name}", key)
     copies = [published.find_copy(file, data_dir, of) for file in entry.files]
     if all(copies):  # unless all are as published, one of them was packed anew
         given = dict(zip(map(str, copies), checksums, strict=True))

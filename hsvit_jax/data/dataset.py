@@ -1,15 +1,17 @@
 """Defines data sets: their description, three splits, batches, and fingerprint."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import unicodedata
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,10 @@ TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
 _LEAST_HELD_OUT = 4  # examples a class, of a set that comes in one piece
 _MIRROR_CHANGES = ("mnist", "svhn", "usps", "digits", "omniglot", "quickdraw", "letters")
+_MOST_CLASSES = 65536  # data.num_classes has the same limit
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: Names in one form, so that one name from two systems is one class.
+nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
 @dataclass(frozen=True)
@@ -228,6 +233,38 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
     """Returns SHA-256 over the content's digest, split rule, image size, channels and classes."""
     body = [content, rule, list(info.image_size), info.channels, list(info.class_names)]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+def number_labels(
+    labels: Sequence[Any], class_names: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the class names, and each example's label as their number, int32 (N,)."""
+    if isinstance(class_names, Set | Mapping):
+        raise ValueError("class_names must be a list in the order of the labels")
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iuUb":
+        raise ValueError(
+            f"labels must be whole numbers or names; got {values.dtype} {values.shape}"
+        )
+    if class_names is None and values.dtype.kind == "U":
+        class_names = sorted({*map(nfc, values.tolist())})
+    elif class_names is None:
+        high = int(values.max())
+        if high >= _MOST_CLASSES:
+            raise ValueError(f"label {high} is above {_MOST_CLASSES - 1:,}: number classes from 0")
+        class_names = map(str, range(high + 1))
+    names = tuple(map(nfc, class_names))
+    if values.dtype.kind == "U":
+        # NumPy converts them to text: a missing label of a table would be a class "nan".
+        if strange := [label for label in labels if not isinstance(label, str)]:
+            raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
+        number = {name: i for i, name in enumerate(names)}
+        values = np.array([number.get(nfc(label), -1) for label in labels])
+    wrong = (values < 0) | (values >= len(names))
+    if wrong.any():
+        first = labels[int(np.argmax(wrong))]
+        raise ValueError(f"label {first!r} is none of the {len(names)} classes {few(names)}")
+    return names, values.astype(np.int32)
 
 
 def describe_copies(digests: Sequence[bytes], names: Sequence[str]) -> str:

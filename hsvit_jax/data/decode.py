@@ -5,14 +5,13 @@ here and not at step 30,000. Small sets keep the pixels. Large sets keep only th
 images are decoded again as they are needed.
 """
 
-import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +20,19 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
-from hsvit_jax.data.dataset import TEST, TRAIN, VAL, Source, Split, describe_copies, used_as
+from hsvit_jax.data.dataset import Source, Split, describe_copies
 from hsvit_jax.data.images import BadImage, read_image
-from hsvit_jax.text import few, one_line
+from hsvit_jax.text import one_line
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total); a total of 0: unknown
 _CHUNK = 64
 #: These errors stay as long as the file's size and time; others may be gone at the next start.
 _LASTING = (None, errno.ENOENT, errno.EINVAL, errno.EFBIG)
 
-#: Splits by their names in TFDS and `datasets`.
-SPLITS = {"train": TRAIN, "validation": VAL, "test": TEST}
-
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `load`, with the defaults filled in."""
+    """Holds the arguments of `load`, with the defaults filled in."""
 
     data_dir: Path
     image_size: tuple[int, int]
@@ -54,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Items:
-    """Undecoded examples: ``fetch(i)`` reads the bytes of a file and its label.
+    """Holds undecoded examples; ``fetch(i)`` reads the bytes of a file and its label.
 
     Copies are reported for the user's `own` files, which the user can change.
     """
@@ -78,51 +74,13 @@ class Items:
         return read_image(raw, request.image_size, request.channels, **how), label, raw
 
 
-def items_of_splits(
-    where: str, splits: Mapping[str, Sequence[Any]], read: Callable[[Any], tuple[bytes, int]]
-) -> Items:
-    """Returns the examples of a set that comes in splits, in their order.
-
-    Without a labelled test split, 'validation' is the test split.
-
-    Args:
-      where: the set's name in messages.
-      splits: records by 'train', 'validation' and 'test'; others are not used.
-      read: reads the bytes and the label of a record, -1 for none.
-
-    Raises:
-      ValueError: there is no training split.
-    """
-    if "train" not in splits:
-        raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
-    splits = {name: splits[name] for name in SPLITS if len(splits.get(name, ()))}
-    with contextlib.suppress(OSError):  # a record that cannot be read is named when it is decoded
-        if "test" in splits and read(splits["test"][0])[1] < 0:
-            del splits["test"]
-    used = used_as([SPLITS[name] for name in splits])
-    records = [(name, i) for name, rows in splits.items() for i in range(len(rows))]
-    parts = np.array([used[SPLITS[name]] for name, _ in records], np.int8)
-    names = [f"{where} {name}[{i}]" for name, i in records]
-
-    def fetch(index: int) -> tuple[bytes, int]:
-        name, i = records[index]
-        return read(splits[name][i])
-
-    return Items(names, parts, fetch)
-
-
 def decode_items(
     items: Items, class_names: tuple[str, ...], request: Request, name: str, key: dict[str, Any]
 ) -> Source:
     """Reads and checks every item, or takes the result of an earlier start from the cache.
 
-    Args:
-      name: names the cache's folder.
-      key: identifies the items' content.
-
-    Raises:
-      ValueError: images cannot be used, the first five of which it names; with
-        ``on_bad_image='skip'`` they are dropped with a warning instead.
+    ``name`` names the cache's folder, and ``key`` identifies the items' content. Images that cannot
+    be used raise ValueError, or are dropped with a warning if ``on_bad_image='skip'``.
     """
     resident, total = request.resident(len(items.names)), len(items.names)
     key = {**key, "shape": [*request.image_size, request.channels]}
@@ -170,10 +128,10 @@ def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
     lines = "".join(f"\n  {line}" for line in bad[:5]) + more
     count = f"{len(bad)} of {total} images cannot be used"
     if on_bad_image == "skip":
-        warnings.warn(f"{count} and are left out:{lines}", stacklevel=2)
+        warnings.warn(f"{count} and are dropped:{lines}", stacklevel=2)
         return
     raise ValueError(
-        f"{count}:{lines}\nRepair or remove them, or leave them out with on_bad_image='skip' "
+        f"{count}:{lines}\nRepair or remove them, or drop them with on_bad_image='skip' "
         "(config key data.on_bad_image)."
     )
 

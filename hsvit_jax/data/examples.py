@@ -1,11 +1,9 @@
 """Makes data sets of arrays, and of any source of (image, label) pairs, in memory."""
 
 import dataclasses
-import functools
 import hashlib
-import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,12 @@ from hsvit_jax.data.dataset import (
     Source,
     Split,
     describe_copies,
+    number_labels,
     split,
 )
 from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, fit_image, upright
-from hsvit_jax.text import few
 
 _LEAST_STD = 1e-3  # for a channel of one value
-#: Names are normalised as those of folders, so that one name from two systems is one class.
-_normal = functools.partial(unicodedata.normalize, "NFC")
-_MOST_CLASSES = 65536  # data.num_classes has the same limit
 
 
 def from_arrays(
@@ -88,8 +83,8 @@ def from_examples(
             raise BadImage(f"example {i}: {error}") from error
         labels.append(label)
     if not images:
-        raise ValueError("no examples: give pairs of an image and its label")
-    names, numbers = _numbered(labels, class_names)
+        raise ValueError("no examples: pass pairs of an image and its label")
+    names, numbers = number_labels(labels, class_names)
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]
@@ -121,35 +116,3 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
     if len(shape) < 2:
         return (128, 128), 3
     return tuple(shape[:2]), 1 if shape[2:] in ((), (1,)) else 3
-
-
-def _numbered(
-    labels: Sequence[Any], class_names: Sequence[str] | None
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Returns the class names, and each example's label as their number, int32 (N,)."""
-    if isinstance(class_names, Set | Mapping):
-        raise ValueError("class_names must be a list in the order of the labels")
-    values = np.asarray(labels)
-    if values.ndim != 1 or values.dtype.kind not in "iuUb":
-        raise ValueError(
-            f"labels must be whole numbers or names; got {values.dtype} {values.shape}"
-        )
-    if class_names is None and values.dtype.kind == "U":
-        class_names = sorted({*map(_normal, values.tolist())})
-    elif class_names is None:
-        high = int(values.max())
-        if high >= _MOST_CLASSES:
-            raise ValueError(f"label {high} is above {_MOST_CLASSES - 1:,}: number classes from 0")
-        class_names = map(str, range(high + 1))
-    names = tuple(map(_normal, class_names))
-    if values.dtype.kind == "U":
-        # NumPy converts them to text: a missing label of a table would be a class "nan".
-        if strange := [label for label in labels if not isinstance(label, str)]:
-            raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
-        number = {name: i for i, name in enumerate(names)}
-        values = np.array([number.get(_normal(label), -1) for label in labels])
-    wrong = (values < 0) | (values >= len(names))
-    if wrong.any():
-        first = labels[int(np.argmax(wrong))]
-        raise ValueError(f"label {first!r} is none of the {len(names)} classes {few(names)}")
-    return names, values.astype(np.int32)

@@ -86,11 +86,11 @@ _SEVERAL = "have several frames, or pages of one size (the first is read)"
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image; the message names it and says why."""
+    """Reports a file that cannot be used as an image, with its name and the reason."""
 
 
 def _warn(remark: str) -> None:
-    warnings.warn(f"some images {remark}", stacklevel=2)  # which Python shows once
+    warnings.warn(f"some images {remark}", stacklevel=2)  # Python shows it once
 
 
 def is_image_name(name: str) -> bool:
@@ -157,8 +157,7 @@ def read_image(
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
         if image.format == "PPM" and image.tile[0][0] == "ppm":
             image = _binary_pnm(image, raw)
-        image.load()
-        image = _turned(image, remarks.append)
+        image = upright(image, remarks.append)
         pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -210,19 +209,14 @@ def fit_image(
     return fit_pillow(image, image_size, channels, fit)
 
 
-def upright(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation of a Pillow image."""
-    image.load()
-    return _turned(image, _warn)
-
-
-def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
-    """Applies the EXIF rotation, and brings 12- and 16-bit grey to black at 0 and white at 65535.
+def upright(image: "Image.Image", remark: Callable[[str], Any] = _warn) -> "Image.Image":
+    """Applies a Pillow image's EXIF rotation; 12- and 16-bit grey becomes 0 to 65535.
 
     Drops a TIFF's bands that it does not declare as alpha.
     """
     from PIL import Image, ImageOps
 
+    image.load()
     tags = getattr(image, "tag_v2", {})
     alpha = tags and tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
     colours = tags and {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
@@ -369,7 +363,7 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     if [page[0] for page in pages.values()].count(area) > 1:
         remark(_SEVERAL)
     page = [entry.pack(*tags[tag]) for tag in sorted(tags)]
-    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
+    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))
     first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
     return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
 

@@ -1,19 +1,21 @@
 """Lists image files with their classes and splits: of a folder, an archive or a table."""
 
+import contextlib
 import csv
 import errno
 import io
+import json
 import os
 import re
 import stat
-import unicodedata
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, nfc, number_labels, used_as
 from hsvit_jax.data.images import holds_image, is_image_name, read_file
 from hsvit_jax.text import few, one_line
 
@@ -28,11 +30,14 @@ LAYOUT = (
     "same; with two or more classes."
 )
 _COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"), ("split",))
+#: The endings of files that hold a sample's label, and the keys of a .json that do.
+LABEL_ENDINGS = (".cls", ".json")
+_LABEL_KEYS = ("label", "cls", "class", "class_id")
 _TABLE_SPLITS = {**SPLIT_NAMES, "": TRAIN}
 
 
 class File(NamedTuple):
-    """An image file: its name in the tree, its path on disk, and what shows that it changed.
+    """Names an image file in its tree and on disk, and holds what shows that it changed.
 
     Some tools keep mtime (`exiftool -P`), none keeps ctime; renaming and moving change it too.
     """
@@ -45,7 +50,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The image files of a folder or archive, and the names of its folders and other files."""
+    """Holds a folder's or archive's image files, and the names of its folders and other files."""
 
     where: str
     files: tuple[File, ...]
@@ -54,7 +59,7 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """An image file with its label and its part, TRAIN to UNSPLIT."""
+    """Holds an image file with its label and its part, TRAIN to UNSPLIT."""
 
     file: File
     label: int
@@ -63,7 +68,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in a stable order; label ``i`` is ``class_names[i]``."""
+    """Holds image files in a stable order; label ``i`` is ``class_names[i]``."""
 
     where: str
     class_names: tuple[str, ...]
@@ -125,7 +130,7 @@ def warn_of_others(tree: Tree) -> None:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
-            f"{tree.where}: left out, as they are no images that can be read: {count}; "
+            f"{tree.where}: ignored, because they are no readable images: {count}; "
             f"{one_line(min(others)[-80:])} first",
             stacklevel=3,
         )
@@ -133,7 +138,7 @@ def warn_of_others(tree: Tree) -> None:
 
 @dataclass
 class _Folder:
-    """A folder: its own images, those at any depth, and its folders by name."""
+    """Holds a folder's own images, those at any depth, and its folders by name."""
 
     own: list[File] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
@@ -181,9 +186,6 @@ def arrange(tree: Tree) -> Listing:
     them alone is the test split. ``Train`` and ``Training`` count too if all folders are splits, or
     if two splits hold class folders. Without ``train`` every folder is a class. A single outer
     folder, which archives have, is looked into. Labels follow the sorted class names.
-
-    Raises:
-      ValueError: nothing found, or folders that look like splits and would become classes.
     """
     top = _grouped(tree)
     if len(top.folders) == 1 and "train" not in top.folders:
@@ -196,7 +198,7 @@ def arrange(tree: Tree) -> Listing:
             raise ValueError(f"{tree.where} holds {few(splits)}: keep one folder for each split")
         if unused := sorted(set(top.held) - set(splits)):
             warnings.warn(
-                f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+                f"{tree.where}: folders beside train are ignored: {few(unused)}", stacklevel=2
             )
         splits = {n: part for n, part in splits.items() if part == TRAIN or n in top.held}
         used = used_as(splits.values())
@@ -252,7 +254,7 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     """Returns files by class name, in NFC, so that one name from two systems is one class."""
     classes: dict[str, list[File]] = {}
     for name, folder in sorted(top.folders.items()):
-        classes.setdefault(unicodedata.normalize("NFC", name), []).extend(folder.files)
+        classes.setdefault(nfc(name), []).extend(folder.files)
     deep = {name: folder.held for name, folder in top.folders.items() if len(folder.held) > 1}
     for name in sorted(deep)[:1]:
         warnings.warn(
@@ -269,14 +271,11 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     return classes
 
 
-def list_csv(path: str) -> Listing:
+def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> Listing:
     """Lists the images of a table with the columns image and label, and optionally split.
 
     Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
-
-    Raises:
-      ValueError: the table cannot be read, it lacks a column, or a line lacks its image or label,
-        has more cells than the head or an unknown split.
+    ``fetch`` is called with the images' names before their files are used.
     """
     table = Path(os.path.expanduser(path))
     try:
@@ -299,7 +298,7 @@ def list_csv(path: str) -> Listing:
                     f"it has a comma) and no split but {few(SPLIT_NAMES)}; got "
                     f"{few((image, label, split))}"
                 )
-            lines.append((image, unicodedata.normalize("NFC", label), split.lower()))
+            lines.append((image, nfc(label), split.lower()))
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"csv={one_line(path)} cannot be read: {error}") from None
     if unread := [name for name in head.values() if name and name not in columns]:
@@ -314,6 +313,7 @@ def list_csv(path: str) -> Listing:
     number = {name: i for i, name in enumerate(names)}
     used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
     rows = {}
+    fetch([image for image, *_ in lines])
     for image, label, split in lines:
         file = os.fspath(table.parent / image)
         info = os.stat(file) if os.path.isfile(file) else None  # decoding reports a missing one
@@ -321,3 +321,59 @@ def list_csv(path: str) -> Listing:
         row = Row(File(image, file, *stamp), number[label], used[_TABLE_SPLITS[split]])
         rows.setdefault((os.path.abspath(file), row.label, row.part), row)
     return Listing(os.fspath(table.parent), names, tuple(rows.values()))
+
+
+def expand_shards(place: str) -> list[str]:
+    """Returns the names that braces stand for, as in WebDataset.
+
+    >>> expand_shards("photos-{008..010}.tar")
+    ['photos-008.tar', 'photos-009.tar', 'photos-010.tar']
+    """
+    found = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", place)
+    if not found:
+        return [place]
+    start, first, last, end = found.groups()
+    return [f"{start}{i:0{len(first)}}{end}" for i in range(int(first), int(last) + 1)]
+
+
+def list_shards(place: str, trees: Sequence[Tree]) -> Listing:
+    """Lists the samples of WebDataset shards: an image, and a .cls or .json with its label.
+
+    Labels that are all whole numbers number the classes from 0; others are names.
+    """
+    samples = []
+    for tree in trees:
+        by_key: dict[str, dict[str, File]] = {}
+        for file in tree.files:
+            folder, _, name = file.name.rpartition("/")
+            key, _, ending = name.partition(".")
+            by_key.setdefault(f"{folder}/{key}", {})[f".{ending.lower()}"] = file
+        shard = tree.where.rpartition("/")[2]
+        for files in by_key.values():
+            images = [files[end] for end in sorted(files, key=len) if is_image_name(f"a{end}")]
+            for file in images[:1]:  # others are masks and the like
+                samples.append((file._replace(name=f"{shard}/{file.name}"), _read_label(files)))
+    labels = [label for _, label in samples]
+    if not all(labels) or not labels:
+        bad = [file.name for file, label in samples if not label]
+        raise ValueError(
+            f"folder={place}: {len(bad):,} of {len(samples):,} images have no label in a .cls or "
+            f".json file beside them: {few(bad)}"
+        )
+    labels = [*map(int, labels)] if all(map(str.isdecimal, labels)) else labels
+    names, numbers = number_labels(labels)
+    pairs = zip(samples, numbers.tolist(), strict=True)
+    rows = tuple(Row(file, number, UNSPLIT) for (file, _), number in pairs)
+    return Listing(os.path.dirname(place), names, rows)
+
+
+def _read_label(files: dict[str, File]) -> str:
+    """Returns the label in a sample's files, '' if there is none."""
+    for ending in LABEL_ENDINGS:
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+            text = Path(files[ending].path).read_text("utf-8")
+            if ending == ".json":
+                held = json.loads(text)
+                text = next((str(held[key]) for key in _LABEL_KEYS if key in held), "")
+            return text.strip()
+    return ""

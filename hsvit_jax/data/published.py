@@ -8,16 +8,15 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from importlib import resources
 from pathlib import Path
 
+from hsvit_jax import storage
 from hsvit_jax.data.archives import SUFFIXES
 from hsvit_jax.data.cache import scratch_folder
 from hsvit_jax.data.decode import Progress
@@ -29,12 +28,12 @@ _FAILURES = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError
 
 
 class DataUnavailable(ValueError):
-    """A missing file that cannot be downloaded; the message says where to get and put it."""
+    """Reports a missing file that cannot be downloaded, and where to get and put it."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its address, its checksum as 'sha256:…' or 'md5:…', its largest size."""
+    """Describes a published file by address, checksum ('sha256:…', 'md5:…') and largest size."""
 
     url: str
     checksum: str
@@ -80,13 +79,8 @@ def fetch(
 ) -> Path:
     """Finds a verified copy of a file in ``data_dir/name`` or ``data_dir``, else downloads it.
 
-    Args:
-      name: the data set; its folder takes the download.
-      progress: called with (stage, bytes received, bytes expected).
-
-    Raises:
-      DataUnavailable: there is no copy and no connection, or the download has another checksum.
-      ValueError: a copy has another checksum; it is left alone.
+    A copy with another checksum raises ValueError and stays as it was. A download that fails or has
+    another checksum raises DataUnavailable.
     """
     if path := find_copy(remote, data_dir, name):
         verify(path, remote.checksum, f" (from {remote.url})")
@@ -141,22 +135,13 @@ def probe(url: str) -> str | None:
 
 def _open(url: str) -> HTTPResponse:
     """Opens ``url`` under one deadline; name look-up alone can otherwise hang for minutes."""
-    answer: Future[HTTPResponse] = Future()
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(url, headers={"User-Agent": "hsvit_jax"})
-            answer.set_result(urllib.request.urlopen(request, timeout=PROBE_SECONDS))
-        except Exception as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
+    request = urllib.request.Request(url, headers={"User-Agent": "hsvit_jax"})
+    how = {"timeout": PROBE_SECONDS}
     try:
-        return answer.result(PROBE_SECONDS)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {PROBE_SECONDS:g} seconds") from None
+        return storage.within(PROBE_SECONDS, urllib.request.urlopen, request, **how)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
 
 
 def _receive(remote: RemoteFile, part: Path, progress: Progress) -> None:
@@ -175,7 +160,7 @@ def _receive(remote: RemoteFile, part: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """A named set in one of its `FORMS`: the folder, and its files with their checksums."""
+    """Holds the folder of a named set in one of its `FORMS`, and its files with their checksums."""
 
     folder: Path
     checksums: Mapping[str, str]
@@ -183,8 +168,7 @@ class Found:
     def paths(self) -> tuple[list[Path], bool]:
         """Returns the files, and whether all are as published.
 
-        Archives and .gz files that were packed anew are not; another file with a wrong checksum
-        raises ValueError.
+        Archives and .gz files may have been packed anew; other wrong files raise ValueError.
         """
         published = True
         for name, checksum in self.checksums.items():

@@ -100,7 +100,7 @@ def convolve(
 class Conv(nnx.Module):
     """Convolution; kernel (size, size, c_in/groups, c_out).
 
-    padding: see `Padding`; symmetric, size//2·dilation, when left out. init: as
+    padding: see `Padding`; defaults to symmetric, size//2·dilation. init: as
     `layers.init_kernel`, or 'kaiming_out', N(0, 2·groups/(size²·c_out)).
     """
 

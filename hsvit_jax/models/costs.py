@@ -1,7 +1,7 @@
 """Costs of a network: its modules, parameters, FLOPs, and the memory of compiled programs.
 
 FLOPs are two for each multiply-add of a matrix product or convolution, as the literature counts
-them, read from the jaxpr: XLA's own count leaves out what a GPU's libraries compute, and all turns
+them, read from the jaxpr: XLA's own count omits what a GPU's libraries compute, and all turns
 of a loop but one. The memory that a compiled program holds is asked of XLA, for the back end at
 hand. Nothing is computed or allocated: shapes alone are enough.
 """

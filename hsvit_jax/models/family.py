@@ -53,7 +53,7 @@ def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> li
 
 
 def misfits(old: Any, new: Any) -> list[str]:
-    """Lists the reasons why a network of config `new` cannot go on from one of config `old`.
+    """Lists why a network of config `new` cannot continue from one of config `old`.
 
     A config with a method `cannot_grow(old)` says itself what may be larger; of others all settings
     must be the same. Rates of dropout may differ.
@@ -95,21 +95,21 @@ class Family:
 
     Attributes:
       name: `model.family`.
-      keys: the settings of a `model` section; left out, the fields of `config` that have a default.
-      sections: sections within the `model` section, and what tells the keys of each.
-      defaults: what a variant leaves as it is; left out, the defaults of `keys`.
-      variants: named networks, as they differ from `defaults`; left out, one named 'default'.
-      default_variant: the one that is meant where none is named; left out, the first.
+      keys: settings of a `model` section; default: the fields of `config` with a default.
+      sections: sections within the `model` section, and a function with the keys of each.
+      defaults: settings that a variant does not change; default: the defaults of `keys`.
+      variants: named networks, as they differ from `defaults`; default: one named 'default'.
+      default_variant: the variant without a name; default: the first.
       config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
         config; its dataclass, where every setting is a field.
       network: the class of its networks.
       automatic: settings which, left empty, follow from the others and the image size.
-      named_by: the settings that tell a variant; () for all.
+      named_by: settings that identify a variant; () means all of them.
       config_file: the stem of its file in configs/, where that is not `name`.
       native_size: pixels of a side of the images it was made for; 0 for any.
       native_sizes: the same by variant, where it is another.
       paper_recipe: the recipe of its paper, by its name in `config.recipes`.
-      tiny: changes of the settings for a smoke run of seconds; left out, the network's.
+      tiny: changes of the settings for a smoke run of seconds; default: the network's.
       digits: changes of the settings for images of 8×8 pixels, enlarged, by the strong recipe.
     """
 

@@ -66,7 +66,7 @@ def features(network: Network, part: str, params: dict, stats: dict, images_BHWC
 
 
 class Rest:
-    """A network that takes the features of its frozen `part` in place of images.
+    """A network that takes the features of its frozen `part` instead of images.
 
     All other attributes are the network's, and so are its trees. Outputs before the split are NaN,
     so that a network that uses them after it cannot go unnoticed; those of parts that no network of
@@ -81,7 +81,7 @@ class Rest:
         return getattr(self.network, name)
 
     def apply(self, params: dict, stats: dict, features: Array, **how: Any) -> tuple[Array, dict]:
-        """As `Network.apply`, from the output (B, …) of `part`."""
+        """Applies the network to the output (B, …) of `part`; see `Network.apply`."""
 
         def hook(name: str, output: Any) -> Any:
             if name == self.part:

@@ -107,7 +107,7 @@ class BatchNorm(nnx.Module):
 
     Normalises by the batch's biased variance; the running variance is the unbiased one. `momentum`
     is Flax's, the weight of the old statistics (PyTorch's is 1 − momentum). Over `batch_axes`, mesh
-    axes over which the batch is split by hand, the moments are averaged.
+    axes over which the batch is split, the moments are averaged.
     """
 
     def __init__(self, features: int, *, eps: float = 1e-5, momentum: float = 0.9) -> None:
@@ -288,7 +288,7 @@ class MultiHeadAttention(nnx.Module):
     """Multi-head softmax attention; queries, keys and values are thirds of one linear map.
 
     Args:
-        dim_head: E; dim/heads when left out.
+        dim_head: E; defaults to dim/heads.
         bias: of queries, keys and values.
         project: whether the output is projected; without, it has no dropout either.
         init: see `init_kernel`.
@@ -443,7 +443,10 @@ class Encoder(nnx.Module):
 
 
 class TokenHead(nnx.Module):
-    """LayerNorm, the CLS token or the mean of all tokens, a linear classifier."""
+    """LayerNorm, the CLS token or the mean of all tokens, a linear classifier.
+
+    representation: width of a tanh layer before the classifier; 0 for none.
+    """
 
     def __init__(
         self,
@@ -454,13 +457,17 @@ class TokenHead(nnx.Module):
         mean: bool = False,
         eps: float = 1e-5,
         init: str = "torch",
+        representation: int = 0,
     ) -> None:
         self.mean, self.norm = mean, LayerNorm(dim, eps)
-        self.linear = Linear(dim, classes, key, init=init)
+        self.linear = Linear(representation or dim, classes, key, init=init)
+        if representation:
+            self.represent = Linear(dim, representation, jax.random.fold_in(key, 0), init=init)
 
     def __call__(self, x_BTD: Array) -> Array:
         """(B, T, D) → logits (B, K)."""
-        return self.linear(self.norm(x_BTD).mean(1) if self.mean else self.norm(x_BTD[:, 0]))
+        x_BD = self.norm(x_BTD).mean(1) if self.mean else self.norm(x_BTD[:, 0])
+        return self.linear(jnp.tanh(self.represent(x_BD)) if hasattr(self, "represent") else x_BD)
 
 
 class TwoHeads(nnx.Module):

@@ -62,7 +62,7 @@ class ForwardContext:
         key_words: two uint32 scalars that key this step's dropout masks; None for no dropout.
         example_ids_B: identity of each example, so that a mask does not depend on the position in
             the batch.
-        batch_axes: mesh axes over which the batch is split by hand.
+        batch_axes: mesh axes over which the batch is split.
         shard: the part of the network on this device.
         votes_G: weight of each attention group's CLS token in the average, 0 for a lost group;
             None: all weigh the same.
@@ -161,7 +161,7 @@ class Network(abc.ABC):
         return self.logits(bound, images_BHWC, context), bound.stats()
 
     def saved_multiply_adds(self) -> dict[str, int]:
-        """By module: multiply-adds that the literature counts and `forward` does without."""
+        """Returns multiply-adds by module that the literature counts and `forward` omits."""
         return {}
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str] | None:
@@ -197,7 +197,7 @@ class Network(abc.ABC):
         return jnp.array([i for i in numbers if i not in self.lost], jnp.int32)
 
     def grown(self, params: dict, stats: dict, old: "Network", key: Array) -> tuple[dict, dict]:
-        """The weights of `old`, which this network can go on from, as (params, stats) of its own.
+        """Returns (params, stats) of this network, continued from the weights of `old`.
 
         Args:
             key: draws the leaves that `old` does not have.
@@ -299,7 +299,7 @@ class Network(abc.ABC):
             train: use the batch's statistics and update them.
             dropout_key: a jax key for this step; None for no dropout.
             example_ids_B: int32 identity of each example, so that a mask is a function of (key,
-                example, group) alone; the position in the batch when left out.
+                example, group) alone; defaults to the position in the batch.
             shard: see `ForwardContext`, as for batch_axes, votes_G and hook.
 
         Returns:
@@ -392,7 +392,7 @@ class Network(abc.ABC):
         return None
 
     def at_places(self, x_BTC: Array) -> Array | None:
-        """A sequence's patches as a map (B, rows, columns, C), a CLS token left out.
+        """Returns a sequence's patches, without a CLS token, as a map (B, rows, columns, C).
 
         None for a sequence without a grid.
         """
@@ -460,7 +460,7 @@ class BoundModules:
 
 
 def grid_of(maps: Iterable[tuple[int, int]], tokens: int) -> tuple[int, int, int] | None:
-    """As `Network.grid`: the first of these maps (rows, columns) with as many places."""
+    """Returns the first of these maps (rows, columns) with as many places, for `Network.grid`."""
     return next(((0, *size) for size in maps if size[0] * size[1] == tokens), None)
 
 

@@ -40,16 +40,17 @@ class Key:
       meaning: a phrase, without a full stop.
       low, high: the range of a number, its ends included.
       kind: int, float, bool or str.
-      above, below: the range of a number, its ends left out.
+      above, below: the range of a number, its ends excluded.
       besides: special values outside the range.
       odd: whether a number must be odd.
       choices: all values of an enumeration; () for other keys.
       several: whether the value is a tuple of such values.
+      per: the setting or property of a config with as many entries; '' for any number.
       default: the initial value, where it is not the one that `initial` falls back on.
       when: conditions that must all hold for the setting to have an effect. They name other
         settings of its section, or of all sections by 'section.key'.
       off: the value that needs no condition, as it asks for nothing.
-      fixed: why a run that goes on keeps its value; '' where it may have another.
+      fixed: why a resumed run keeps its value; '' if it may change.
     """
 
     meaning: str
@@ -62,6 +63,7 @@ class Key:
     odd: bool = False
     choices: tuple[Any, ...] = ()
     several: bool = False
+    per: str = ""
     default: Any = None
     when: Sequence[Condition] = ()
     off: Any = None
@@ -181,9 +183,14 @@ def declared(config: type) -> Mapping[str, Key]:
 
 
 def check(config: Any) -> None:
-    """Raises ValueError for the first field of a config that is outside its range."""
-    for name, key in declared(type(config)).items():
+    """Raises ValueError for the first field of a config that does not fit its declaration."""
+    keys = declared(type(config))
+    for name, key in keys.items():
         key.check(name, getattr(config, name))
+    for name, key in keys.items():
+        value, each = getattr(config, name), getattr(config, key.per) if key.per else ()
+        if key.per and (len(value) != len(each) or (key.per == name and not value)):
+            raise ValueError(f"{name}={value} needs one entry for each of {key.per}={each}")
 
 
 def keys_of(config: type, *, without: Collection[str] = (), **defaults: Any) -> dict[str, Key]:
@@ -209,15 +216,15 @@ momentum = functools.partial(
 )
 
 heads = functools.partial(setting, meaning="attention heads", low=1, high=1024)
-stage_heads = functools.partial(heads, meaning="attention heads of each stage")
-depths = functools.partial(depth, meaning="blocks of each stage")
-widths = functools.partial(width, meaning="token width of each stage")
+stage_heads = functools.partial(heads, meaning="attention heads of each stage", per="depths")
+depths = functools.partial(depth, meaning="blocks of each stage", per="depths")
+widths = functools.partial(width, meaning="token width of each stage", per="depths")
 mlp_dim = functools.partial(width, meaning="hidden width of the feed-forward")
 mlp_ratio = functools.partial(
     ratio, meaning="hidden width of the feed-forward over the token's width"
 )
 mlp_ratios = functools.partial(
-    ratio, meaning="hidden width of each stage's feed-forward over its tokens' width"
+    ratio, meaning="hidden width of each stage's feed-forward over its tokens' width", per="depths"
 )
 patch = functools.partial(setting, meaning="patch size in pixels", low=1, high=2**13)
 qkv_bias = functools.partial(setting, meaning="biases of queries, keys and values")

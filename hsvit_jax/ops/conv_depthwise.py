@@ -29,7 +29,7 @@ def depthwise_conv2d(
 
     Args:
         kernel_HW1C: a k×k kernel for each channel, or as many for each, one after another.
-        pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
+        pads: zeros (before, after) rows and columns; defaults to k//2 everywhere.
 
     Returns:
         (B, H', W', C), of the kernel's channels, in the images' dtype.
@@ -47,7 +47,7 @@ def depthwise_conv2d(
 
 
 def _strided(x_BHWC: Array, kernel_HW1C: Array, stride: int, pads: Pads, dilation: int) -> Array:
-    """As `_shifted`, with any stride, padding and dilation; its sums in at least float32."""
+    """Generalises `_shifted` to any stride, padding and dilation; sums in at least float32."""
     wide = kernel_HW1C.astype(moments_dtype(kernel_HW1C))
     size, padded = kernel_HW1C.shape[0], jnp.pad(x_BHWC, ((0, 0), *pads, (0, 0)))
     reach = (size - 1) * dilation

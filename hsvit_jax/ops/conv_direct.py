@@ -46,7 +46,7 @@ def conv2d_xla(
 
     Args:
         kernel_HWIO: (k, k, I/groups, O); its third axis gives the number of groups.
-        pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
+        pads: zeros (before, after) rows and columns; defaults to k//2 everywhere.
     """
     pad = kernel_HWIO.shape[0] // 2
     return lax.conv_general_dilated(

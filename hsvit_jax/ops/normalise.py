@@ -12,6 +12,11 @@ def moments_dtype(x: Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
+def wide(x: Array) -> Array:
+    """Returns x in at least float32, for exponentials and long sums."""
+    return x.astype(moments_dtype(x))
+
+
 def scale_shift(x: Array, factor: Array, shift: Array) -> Array:
     """x·factor + shift over the last axis, computed in at least float32, in x's dtype."""
     return (x * last_axis(factor, x.ndim) + last_axis(shift, x.ndim)).astype(x.dtype)

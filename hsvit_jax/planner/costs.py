@@ -40,7 +40,7 @@ class Machine:
     latency: float  # seconds of one stage of a collective
 
     def seconds(self, transfer: "Transfer") -> float:
-        """Predicted seconds of a transfer."""
+        """Predicts the seconds of a transfer."""
         n = transfer.devices
         share = (2 if transfer.kind == "all-reduce" else 1) * (n - 1) / n
         wait = transfer.calls * self.latency * math.log2(n)
@@ -100,7 +100,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     by_way = {"data": single}
     if c.groups:
         by_way["replicated"] = single
-    if c.groups and c.convolution:
+    if c.groups and c.convolves:
         by_way["sharded"] = build(trunk="sharded")
         most = math.gcd(*c.conv_channels, c.groups)
         towers = settings["towers"] if settings["towers"] > 1 else most
@@ -203,7 +203,7 @@ def _layers(c: HSViTConfig) -> list[_Layer]:
             weights = (window, c_in * c_out) if separable else (0, window * c_out)
             layers.append(_Layer(pixels, *weights, c_in, c_out, pooled))
             c_in = c_out
-    return layers if c.convolution else []
+    return layers if c.convolves else []
 
 
 class _Share:
@@ -298,7 +298,7 @@ def _backward(share: _Share, data: int, gradients: str) -> list[Transfer]:
     # A narrow network casts its parameters, so their gradients over `data` are separate sums.
     apart = compressed or share.value < _FLOAT * share.images
     sent = _gathers(share, "reduce-scatter", "map gradients")
-    if share.way == "replicated" and c.groups and c.convolution:
+    if share.way == "replicated" and c.groups and c.convolves:
         size = c.conv_channels[-1] * c.embed_dim * share.value
         sent.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
     if share.norm_channels:

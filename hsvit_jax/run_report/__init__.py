@@ -86,7 +86,7 @@ def write(
     if dataset.info.class_names != names[: dataset.info.num_classes]:
         raise ValueError(
             f"{config.data.name} has other classes ({few(dataset.info.class_names)}) "
-            f"than the network ({few(names)}): give the data it was trained on"
+            f"than the network ({few(names)}): pass the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
         note(other_data.CHANGED.format(config.data.name))
@@ -134,7 +134,7 @@ def _facts(
     facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
     test = metrics.measured(lines, trained.step).get("test")
     if test and split != "test":
-        facts |= accuracy(test["accuracy"], test["examples"], "test, at the end of training,")
+        facts |= accuracy(test["accuracy"], test["examples"], "final test")
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(trained.params))
     return facts | {
         "macro F1, the mean over classes": f"{evaluate.macro_f1(found.confusion_KK):.3f}",

@@ -92,7 +92,7 @@ def _from_scheduler() -> Job | None:
         if number(count) > 1:
             raise ValueError(
                 f"this is one of {number(count)} processes of MPI, which does not say where the "
-                f"first one is: give --distributed=host:port,${count},${index}, or off"
+                f"first one is: pass --distributed=host:port,${count},${index}, or off"
             )
     pod = "KUBERNETES_SERVICE_HOST" in os.environ
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")

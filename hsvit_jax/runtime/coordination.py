@@ -80,7 +80,7 @@ def agree(what: Callable[[], T]) -> T:
 
     Raises:
       ValueError: the message of the first process that failed, with its number unless all failed
-        alike.
+        equally.
     """
     client = _client()
     if client is None:
@@ -235,7 +235,7 @@ def leave(code: int, alone: bool = False) -> int:
 
 
 def _part(what: str, seconds: float) -> bool:
-    """As `barrier`; process 0 then waits a little, since the store ends with it."""
+    """Calls `barrier`; process 0 then waits a little, because the store ends with it."""
     complete = barrier(what, seconds)
     if is_lead():
         time.sleep(0.5)

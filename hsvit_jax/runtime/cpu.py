@@ -72,8 +72,8 @@ def use_huge_pages() -> None:
     For `hsvit` and `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc
     reads its tunables only at the start of a process. XLA's buffers are hundreds of megabytes and
     new in every step; in pages of 4 KiB a sixth of a step's time goes to the kernel handing them
-    out. The process keeps its number. HSVIT_HUGE_PAGES=0 leaves it as it is, as does a
-    GLIBC_TUNABLES with a glibc.malloc.hugetlb of its own.
+    out. The process keeps its number. HSVIT_HUGE_PAGES=0 prevents the restart, as does a
+    GLIBC_TUNABLES that sets glibc.malloc.hugetlb.
     """
     tunables, hugetlb = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
     arguments = sys.orig_argv[1:]

@@ -210,7 +210,7 @@ class _Output(io.FileIO):
 
 
 def _stream(number: int, before: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """Makes a stream in place of Python's, which is None where the descriptor was closed."""
+    """Replaces Python's stream, which is None if its descriptor was closed."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(number, "w", closefd=False)),
         before.encoding if before else "utf-8",

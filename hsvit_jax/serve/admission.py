@@ -57,7 +57,7 @@ class Limits:
 
 
 class NoVotes(Exception):
-    """None of the parts has answered that should vote."""
+    """No part that should vote has answered."""
 
 
 def refusal(status: int, sentence: str) -> JSONResponse:
@@ -123,7 +123,7 @@ class Admission:
         except TimeoutError:
             raise HTTPException(503, "No answer in time (--timeout); try again later.") from None
         except NoVotes:
-            raise HTTPException(503, "None of the network's parts has answered.") from None
+            raise HTTPException(503, "No part of the network has answered.") from None
         except ClientDisconnect:
             raise HTTPException(400, "The connection was closed too early.") from None
         finally:

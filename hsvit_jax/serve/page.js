@@ -4,6 +4,7 @@ const make = (name, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
+const brief = (name) => ([...name].length > 24 ? `${[...name].slice(0, 23).join("")}…` : name);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const bar = (value, label) => make("progress", { max: 1, value, ariaLabel: label });
 
@@ -52,7 +53,7 @@ async function show({ top, votes, parts, maps }) {
   at("votes").replaceChildren(label, share, parts.length > 1 ? counts : "", after);
   at("classes").replaceChildren(
     ...top.map(({ label, probability }) =>
-      make("li", {}, make("span", { textContent: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
+      make("li", {}, make("span", { textContent: brief(label), title: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
     ),
   );
   [...at("parts").children].forEach((row, number) => {
@@ -62,7 +63,7 @@ async function show({ top, votes, parts, maps }) {
     row.querySelector("progress").value = top ? top.probability : 0;
     row.lastElementChild.textContent = !top
       ? gone ? "no answer" : "no vote" // its groups were lost in training
-      : `${top.label}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
+      : `${brief(top.label)}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
   });
   const picture = await createImageBitmap(image).catch(() => null); // the server may read more
   at("maps-section").hidden = !maps.length || !picture;

@@ -76,14 +76,12 @@ class RayParts:
     ) -> None:
         cuts, _ = classifier.cut(count)
         self.parts = parts_of(cuts)
-        self._deadline = deadline
+        self._deadline, self._resources, self._front = deadline, resources, front
         shape = (*classifier.image_size, classifier.channels)
-        tta = classifier.config.eval.tta
-        self._front, start = front, secrets.token_hex(4)  # names no other server's parts
+        tta, start = classifier.config.eval.tta, secrets.token_hex(4)  # names no other server's
         self._replicas = {
             f"{front}-{start}-{k}": (cut, shape, sizes, tta) for k, cut in enumerate(cuts)
         }
-        self._resources = resources
         views = len(evaluate.tta_views(np.zeros((1, *shape)), tta))
         self._views, self._width = views, classifier.model.config.embed_dim
         self._handles: list[Any] = []
@@ -91,14 +89,14 @@ class RayParts:
 
     def __enter__(self) -> Self:
         """Starts the deployments on the cluster of RAY_ADDRESS or on this machine."""
-        try:
-            self._start()
-        except BaseException as error:  # Ctrl-C too: the parts would stay in the cluster
-            self.__exit__()
-            if isinstance(error, ConnectionError | RuntimeError | ValueError):
+        with contextlib.ExitStack() as started:  # Ctrl-C too would leave parts in the cluster
+            started.push(self.__exit__)
+            try:
+                self._start()
+            except (ConnectionError, RuntimeError, ValueError) as error:
                 hint = _TOKEN if isinstance(error, ConnectionError) else ""
                 raise ValueError(f"Ray cannot start the parts: {error}{hint}") from error
-            raise
+            started.pop_all()
         return self
 
     def _start(self) -> None:

@@ -1,5 +1,6 @@
 """File systems behind URLs, as fsspec opens them, with a limit of time and errors in one line."""
 
+import logging
 import os
 import queue
 import re
@@ -62,6 +63,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
+    logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it warns of what `explain` reports
     scheme, _, rest = url.partition("://")
     if "@" in rest.partition("/")[0]:
         raise StorageError(

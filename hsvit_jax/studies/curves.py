@@ -10,6 +10,8 @@ from hsvit_jax.train import metrics
 
 Lines = Sequence[Mapping[str, Any]]
 
+_SPLITS = "val", "train, augmented"  # names of `metrics.series`
+
 
 def draw(runs: Mapping[str, Lines], path: Path) -> None:
     """Draws validation accuracy and training loss by step; a single point is a dot.
@@ -23,10 +25,8 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     drawn: dict[str, Any] = {}
     for i, (name, lines) in enumerate(runs.items()):
         style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":", "-.")[i // 10 % 4]}
-        for axes, split, key in zip(panels, ("val", None), ("accuracy", "loss"), strict=True):
-            own = (line for line in lines if line.get("split") == split)
-            points = [(x["step"], x[key]) for x in own if isinstance(x.get(key), float)]
-            if points:
+        for axes, key, split in zip(panels, ("accuracy", "loss"), _SPLITS, strict=True):
+            if points := metrics.series(lines, key).get(split):
                 style["marker"] = "o" if len(points) == 1 else ""
                 drawn[name] = axes.plot(*zip(*points, strict=True), linewidth=1.4, **style)[0]
     words = ("validation accuracy", "training loss (nats), augmented")

@@ -195,6 +195,31 @@ def train_all(
     return rows
 
 
+def learning_curves(
+    systems: Sequence[System],
+    out: Path,
+    fractions: Sequence[float],
+    settings: Sequence[str] = (),
+    seeds: Sequence[int | str] = (0,),
+) -> list[Row]:
+    """Trains the systems on shares of the training images, at equal compute for each share.
+
+    Args:
+      fractions: shares of each class's training images, above 0 and at most 1.
+      systems, out, settings, seeds: as in `train_all`.
+
+    Returns:
+      a row for each system and share; its x is the number of training images per class.
+    """
+    rows = []
+    for fraction in fractions:
+        given = [*settings, f"data.fraction={fraction:g}"]
+        for row in train_all(systems, out, given, seeds, "compute"):
+            per_class = row["training_images"] / row["classes"]
+            rows.append({**row, "x": f"{per_class:g}", "line": row["name"]})
+    return rows
+
+
 def refuse_left_out(wanted: int, got: int) -> None:
     """Raises Diverged, after everything is written, if a training was skipped."""
     if got < wanted:

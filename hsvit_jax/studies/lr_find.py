@@ -14,7 +14,7 @@ from hsvit_jax.train import optim, resume
 
 LOWEST, HIGHEST = 1e-6, 10.0
 _DIVERGED = 4.0  # times the lowest smoothed loss
-_SMOOTHING = 0.9  # of the exponential average over steps
+_SMOOTHING = 0.9  # weight of earlier steps in the exponential average
 
 
 def search(config: ml_collections.ConfigDict, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import optax
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import train
-from hsvit_jax.models.vit import deit, token_pruning
+from hsvit_jax.models.vit import deit
 from hsvit_jax.studies import engine
 from hsvit_jax.train import resume, step
 from hsvit_jax.weights import files
@@ -77,7 +77,7 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
     params = jax.device_get(state["params"])
     ranks_LP = np.asarray(params.pop("retention")["ranks"])
     sizes = run.model.config
-    retained = token_pruning.learned_schedule(ranks_LP, cls=sizes.cls)
+    retained = deit.learned_schedule(ranks_LP, cls=sizes.cls)
     pruned = run.config.filled({"model.retained": retained})
     about = {**run.meta, "config": config_lib.to_tree(pruned), "step": run.total_steps}
     every = deit.multiply_adds(sizes, (sizes.tokens,) * sizes.depth)

@@ -1,4 +1,4 @@
-"""The batches of a run, in an order that depends on the seed and the epoch alone."""
+"""The batches of a run, in an order that depends only on the seed and the epoch."""
 
 import itertools
 import textwrap
@@ -17,13 +17,13 @@ from hsvit_jax.text import printable
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.train.step import AUGMENT, MIX, ORDER, Batch, augment_settings, run_key
 
-_DRAWN = 24  # images of a batch
+_DRAWN = 24  # images in the picture of a batch
 
 
 def source(run: Run, first: int) -> Iterator[Batch]:
     """Yields the batches from step number `first` on, split over the mesh's `data` axis.
 
-    They are gathered on the devices where the training split fits there, else read on the host.
+    The devices gather them if they hold the training split; else the host reads them.
     """
     return (resident if run.dataset.resident else streamed)(run, first)
 
@@ -31,8 +31,8 @@ def source(run: Run, first: int) -> Iterator[Batch]:
 def make_epoch_order(examples: int, seed: int, repeats: int = 1) -> Callable[[int], np.ndarray]:
     """Compiles `order(epoch)`, a permutation of the examples, int32 (N,).
 
-    With `repeats` it is the permutation's beginning, each example as often, one after another: its
-    index, then plus N for each time that it was there before, as its augmentation is another then.
+    `repeats` repeats each example of the permutation's beginning. A repeat's number is its index
+    plus N per earlier one, so that its augmentation differs.
     """
     key = run_key(seed, ORDER)
 
@@ -49,7 +49,7 @@ def make_balanced_order(labels_N: np.ndarray, seed: int) -> Callable[[int], np.n
     """Compiles `order(epoch)`: N draws, equally many of each class, int32 (N,).
 
     A class's examples are drawn in turn, in an order of the epoch. A draw is the example's index
-    plus N for each time that it was drawn before: its augmentation is another then.
+    plus N per earlier draw, so that its augmentation differs.
     """
     key, examples = run_key(seed, ORDER), len(labels_N)
     _, class_N, counts_K = np.unique(labels_N, return_inverse=True, return_counts=True)
@@ -69,10 +69,7 @@ def make_balanced_order(labels_N: np.ndarray, seed: int) -> Callable[[int], np.n
 
 
 def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
-    """Yields the draws of each batch from step number `first` on, int32 (B,), without end.
-
-    A draw is an example, or with data.balance='sample' or data.repeats one of the orders above.
-    """
+    """Yields the draws of each batch from step number `first` on, int32 (B,), without end."""
     size, seed, split = run.config.train.batch, run.config.seed, run.dataset.train
     repeats = run.config.data.repeats
     if run.config.data.balance == "sample":
@@ -84,14 +81,13 @@ def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
         order = order_of(epoch)
         for number in range(start, run.steps_per_epoch):
             ids_B = order[number * size : (number + 1) * size]
-            # An image lies apart from itself in a batch, as MixUp and CutMix mix neighbours.
+            # Repeats of an image lie apart in a batch, as MixUp and CutMix mix neighbours.
             yield np.concatenate([ids_B[turn::repeats] for turn in range(repeats)])
         epoch, start = epoch + 1, 0
 
 
 def make_gather(run: Run) -> Callable[..., Batch]:
-    """Jits `gather(images (N, H, W, C), labels (N,), ids (B,))`, which returns the batch of these
-    draws of a training split that lies whole on every device."""
+    """Jits `gather(images (N, H, W, C), labels (N,), ids (B,))` → the batch of these draws."""
     data = run.config.data
     repeats = data.balance == "sample" or data.repeats > 1
 
@@ -103,7 +99,7 @@ def make_gather(run: Run) -> Callable[..., Batch]:
 
 
 def resident(run: Run, first: int) -> Iterator[Batch]:
-    """Yields batches of a training split that is put on every device, whole."""
+    """Yields batches of a training split that every device holds whole."""
     split, gather = run.dataset.train, make_gather(run)
     images, labels = (mesh_lib.put_replicated(run.mesh, x) for x in (split.images, split.labels))
     for ids_B in example_ids(run, first):
@@ -111,7 +107,7 @@ def resident(run: Run, first: int) -> Iterator[Batch]:
 
 
 def streamed(run: Run, first: int) -> Iterator[Batch]:
-    """Yields the same batches, of which this process reads and decodes only its own rows."""
+    """Yields the same batches; this process reads and decodes only its own rows."""
     size = run.config.train.batch
     rows = mesh_lib.local_rows(run.mesh, size)
     split = run.dataset.train
@@ -125,8 +121,11 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
 def augmented(
     config: ml_collections.ConfigDict, number: int, *batch: np.ndarray, late: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Augments a batch of images, labels and ids, for a picture, with the draws of step and epoch
-    `number`; returns uint8 images and their targets (B, K)."""
+    """Augments a batch of images, labels and ids with the draws of step and epoch `number`.
+
+    Returns:
+        uint8 images and their targets (B, K).
+    """
     settings = augment_settings(config)
     keys = (jax.random.fold_in(run_key(config.seed, use), number) for use in (AUGMENT, MIX))
     made = jax.jit(augment.train_batch, static_argnums=0)
@@ -136,14 +135,14 @@ def augmented(
 
 
 def target_text(target_K: np.ndarray, names: Sequence[str]) -> str:
-    """Names the classes of a target, with their shares where images are mixed."""
+    """Names the classes of a target, with their shares if images are mixed."""
     top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
     shares = [f" {target_K[k]:.0%}" * (len(top) > 1) for k in top]
     return " + ".join(printable(names[k]) + share for k, share in zip(top, shares, strict=True))
 
 
 def draw_first(run: Run, path: Path) -> None:
-    """Draws images of the first batch as the network is given them, augmented, with targets."""
+    """Draws images of the first batch as the network sees them, augmented, with targets."""
     config, split = run.config, run.dataset.train
     ids_B = next(example_ids(run, 0))
     rows_B = ids_B % len(split)

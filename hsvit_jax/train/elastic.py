@@ -1,4 +1,4 @@
-"""A run that goes on when a process is lost, with the attention groups or towers that are left.
+"""A run that survives a lost process with the remaining attention groups or towers.
 
 A network's answer is an average of votes, and everything else is whole on every device. So nothing
 has to be fetched from anywhere: survivors relabel what they hold as a smaller network on a smaller
@@ -8,7 +8,7 @@ Limits. It rests on jax's experimental `live_devices`, and process 0 must live. 
 the group axis (mesh.data=1), and the trunk is replicated or there are towers. Each step waits for
 all processes to agree that it was taken, and keeps the state before it, so a step costs a round
 trip and a second copy of the state. A checkpoint written after a loss has the lost groups fresh, as
-at the start of training: once all processes are back, a new start goes on with all groups.
+at the start of training: once all processes are back, a new start continues with all groups.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from hsvit_jax.train.run_spec import Run
 
 
 def check(run: Run) -> None:
-    """Raises ValueError for a run that could not go on without one of its processes."""
+    """Raises ValueError for a run that could not continue without one of its processes."""
     if run.mesh.shape[mesh_lib.DATA] > 1:
         raise ValueError(
             f"--recoverable needs all devices on the group axis, but mesh.data is "
@@ -74,7 +74,7 @@ class RecoverableLoop(Loop):
                 raise
 
     def take_steps(self, state: dict) -> dict:
-        """As `Loop.take_steps`, with the processes that are left."""
+        """Runs `Loop.take_steps` with the remaining processes."""
         self.complete_run, self.all_devices = self.run, list(self.run.mesh.devices.flat)
         while True:
             try:
@@ -83,7 +83,7 @@ class RecoverableLoop(Loop):
                 state = self._without(self.state, failure.failed_devices)
 
     def conclude(self, state: dict) -> tuple:
-        """As `Loop.conclude`, with the processes that are left."""
+        """Runs `Loop.conclude` with the remaining processes."""
         while True:
             try:
                 with self.agreement():
@@ -92,7 +92,7 @@ class RecoverableLoop(Loop):
                 state = self._without(self.state, failure.failed_devices)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
-        """As `Loop.compile`; a step is done when it returns, so that a loss shows in it."""
+        """Runs `Loop.compile`; a step is done when it returns, so a lost process shows in it."""
         compiled = super().compile(batch)
         return lambda state, batch: jax.block_until_ready(compiled(state, batch))
 
@@ -112,7 +112,7 @@ class RecoverableLoop(Loop):
         return mesh_lib.relabel(mesh, state, model)
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:
-        """As `Loop.save`, on disk when it returns: process 0 saves for all, and waits for none."""
+        """Saves to disk before it returns: process 0 saves for all and waits for none."""
         self.log.check()
         self.watchdog.heartbeat(f"the start of saving step {number}")
         plain = mesh_lib.fetch(self.run.mesh, step_lib.to_plain(self.state))

@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Its figures by name: top5 of six classes and more, an interval of few images."""
+        """Its figures by name; top5 needs six classes, an interval few images."""
         line = {"loss": self.loss, "accuracy": self.accuracy}
         ends = artifacts.interval(self.accuracy, self.examples)
         line |= {"interval": list(ends)} if ends else {}
@@ -49,7 +49,7 @@ class Evaluation:
 def macro_f1(confusion_KK: np.ndarray) -> float:
     """Returns the mean of the classes' F1 scores, over those with an example or a prediction."""
     both_K = confusion_KK.sum(0) + confusion_KK.sum(1)
-    if not both_K.any():  # no finite logits
+    if not both_K.any():  # no logits were finite
         return 0.0
     return float(np.mean(2 * np.diag(confusion_KK)[both_K > 0] / both_K[both_K > 0]))
 
@@ -64,15 +64,13 @@ def make_forward(
     """Jits a network's forward pass in inference.
 
     Args:
-        mesh: where its batch and groups lie.
-        config: resolved, for the images' mean and std, and for eval.tta, over whose views of an
-            image logits are averaged.
+        config: resolved; its data.mean, data.std and eval.tta count.
         aggregate: see `mesh.spread`.
-        votes_G: weight of each attention group's CLS in the average, 0 for one that is lost.
+        votes_G: weight of each attention group's CLS in the average, 0 for a lost one.
 
     Returns:
-        `forward(params, stats, images uint8 (B, H, W, C) split over data)` → logits (B, K). Float
-        features in place of images are not normalised.
+        `forward(params, stats, images uint8 (B, H, W, C) split over data)` → logits (B, K), the
+        mean over an image's views. Float features are not normalised.
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
     mean, std = tuple(config.data.mean), tuple(config.data.std)
@@ -81,7 +79,7 @@ def make_forward(
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = augment.normalise(inputs, mean, std)
         views_VBHWC = tta_views(inputs, config.eval.tta)
-        # In turn: the network is compiled once, and the next view uses the same memory.
+        # Views run in turn: the network is compiled once, and they share memory.
         logits_VBK = jax.lax.map(lambda x: apply(params, stats, x, votes_G=votes_G)[0], views_VBHWC)
         return logits_VBK.mean(0)
 
@@ -89,7 +87,7 @@ def make_forward(
 
 
 def tta_views(x_BHWC: Array, tta: str) -> Array:
-    """Views (V, B, H, W, C) that eval.tta averages over: as given, mirrored, moved by a pixel."""
+    """Returns the views (V, B, H, W, C) of eval.tta: plain, mirrored, moved by a pixel."""
     views = [x_BHWC]
     if tta == "shift":
         height, width = x_BHWC.shape[1:3]
@@ -108,12 +106,11 @@ def make_evaluator(
     aggregate: str = "psum",
     votes_G: Array | None = None,
 ) -> Callable[..., Evaluation]:
-    """Builds an evaluation, which compiles once per batch size; arguments as of `make_forward`.
+    """Builds an evaluation, which compiles once per batch size; see `make_forward`.
 
     Returns:
-        `evaluate(params, stats, split, batch, before_batch)` → `Evaluation`. The last batch is
-        padded as by `padded_batches`, which counts for nothing. before_batch() is called before
-        each batch and may raise to give up. It raises ValueError for an empty split.
+        `evaluate(params, stats, split, batch, before_batch)` → `Evaluation`. Padding counts for
+        nothing. before_batch() may raise to give up. An empty split raises ValueError.
     """
     forward = make_forward(model, mesh, config, aggregate, votes_G)
     num_classes = config.data.num_classes
@@ -126,8 +123,8 @@ def make_evaluator(
         finite_B = jnp.isfinite(logits_BK).all(1)
         log_p_BK = jax.nn.log_softmax(logits_BK)
         loss_B = -jnp.take_along_axis(log_p_BK, labels_B[:, None], 1)[:, 0]
-        # Counted on the host: the matrix of 22,000 classes is 2 GB, to be moved for each batch.
-        # Logits that are not finite predict nothing: argmax would call them the first class.
+        # The host counts pairs, as the matrix of 22,000 classes is 2 GB, moved for each batch.
+        # Non-finite logits predict nothing, though argmax returns the first class.
         counted_B = valid_B & finite_B
         pairs_2B = jnp.stack([jnp.where(counted_B, labels_B, -1), logits_BK.argmax(1)])
         return {
@@ -148,7 +145,7 @@ def make_evaluator(
     ) -> Evaluation:
         total = len(split)
         if not total:
-            raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
+            raise ValueError("cannot evaluate on an empty split: hold out some examples")
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
         multiple = mesh.shape[mesh_lib.DATA]
         size = _size(split, batch, multiple)
@@ -167,7 +164,7 @@ def make_evaluator(
 
 
 def _rank(logits_BK: Array, labels_B: Array) -> Array:
-    """Rank of the true class among the logits, int32 (B,), from 0; ties are broken as by argmax."""
+    """Ranks the true class among the logits from 0, int32 (B,), with argmax's order of ties."""
     true_B1 = jnp.take_along_axis(logits_BK, labels_B[:, None], 1)
     earlier_BK = jnp.arange(logits_BK.shape[1])[None] < labels_B[:, None]
     return ((logits_BK > true_B1) | ((logits_BK == true_B1) & earlier_BK)).sum(1)
@@ -179,15 +176,13 @@ def padded_batches(
     """Yields every example of a split once, in order, in batches of one size.
 
     Args:
-        split: of a data set.
-        batch: examples per batch; less for a small split, rounded up to a multiple of `multiple`.
+        batch: examples per batch; fewer for a small split, rounded up to a multiple.
         multiple: devices of the mesh's `data` axis.
-        rows: the places in a batch that are wanted, all when left out; no other image is read.
+        rows: places in a batch to read, defaults to all.
 
     Yields:
-        (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). The last batch is padded
-        with copies of its own first example, which change no maximum over the batch
-        (`Mixing.batch_coupling`).
+        (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). Copies of its first example
+        pad the last batch, as they change no maximum over it (`model.batch_coupling`).
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):

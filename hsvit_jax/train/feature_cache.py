@@ -66,7 +66,7 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
 def attach(
     run: Run, state: dict, say: Callable[[str], None], beat: Callable[[], None] = lambda: None
 ) -> Run:
-    """Returns a run on features in place of images, and on the parts of its network that follow.
+    """Returns a run on features instead of images, and on the following parts of its network.
 
     Args:
         run: with a configuration that `check` accepted.

@@ -126,8 +126,8 @@ def load(
 
     Args:
         model: the network to start.
-        fingerprint: of the data to train on; a note tells of splits that may have moved since.
-        class_names: of these data; a note tells of a classifier that is kept for others.
+        fingerprint: of the data to train on; a note reports splits that may have moved.
+        class_names: of these data; a note reports a classifier kept for others.
 
     Returns:
         the weights, with notes on how they were made to fit; None where `init.from` is empty.

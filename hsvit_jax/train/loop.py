@@ -25,31 +25,33 @@ from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.weights.stored import averaged
 
-_LONG = 1800.0  # seconds, from which a run on a CPU is told what is cheaper
-_VIEWS = {"none": 1, "flip": 2, "shift": 10}  # of an image, by eval.tta
+# Seconds of a run on a CPU from which cheaper ways are printed.
+_LONG = 1800.0
+# Views of an image by eval.tta.
+_VIEWS = {"none": 1, "flip": 2, "shift": 10}
 
 
 class Callback:
-    """Called in the course of a run; a subclass defines the methods that it needs."""
+    """Receives a run's figures; a subclass overrides the methods that it needs."""
 
     def on_step(self, step: int, figures: dict[str, float]) -> None:
-        """After each training step, with its grad_norm, and loss and accuracy as the progress line
-        has them: means since the last step that was logged (train.log_every)."""
+        """Runs after each training step, with its grad_norm, and the means of loss and accuracy
+        since the last logged step (train.log_every)."""
 
     def on_evaluation(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
-        """After each evaluation of a split."""
+        """Runs after each evaluation of a split."""
 
     def on_end(self, result: Any) -> None:
-        """After the run, with its `Result`, before `fit` writes the report."""
+        """Runs after the run, with its `Result`, before `fit` writes the report."""
 
 
 class Loop:
-    """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
+    """Takes a run's steps; logs metrics, evaluates and saves at epoch ends."""
 
-    donate = True  # the state's buffers to the step
+    donate = True  # whether the step reuses the state's buffers
     in_flight = 4  # steps: enough to keep devices busy, few enough not to starve CPU collectives
-    wait_for_others = 3600.0  # seconds, once a process has compiled the step
-    agreement = contextlib.nullcontext  # entered for each step and for each epoch's end
+    wait_for_others = 3600.0  # seconds after a process has compiled the step
+    agreement = contextlib.nullcontext  # the context of each step and of each epoch's end
 
     def __init__(
         self,
@@ -63,22 +65,20 @@ class Loop:
     ) -> None:
         self.run, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
         self.watchdog, self.callbacks = watchdog, callbacks
-        self.schedule = jax.jit(run.schedule)  # one program, not one for each of its operations
+        self.schedule = jax.jit(run.schedule)  # one program rather than one per operation
+        self.selects_on, self.figure = config_lib.selection(run.config)
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
-        self.evaluated: set[str] = set()  # splits whose program is compiled
+        self.evaluated: set[str] = set()  # splits with a compiled program
         self.state: dict = {}
-        self.remarks: dict[str, Any] = {}  # in every line of the metrics
-        self.pending: collections.deque = collections.deque()  # [step, figures, when it was done]
-        self.since, self.told = (0.0, 0), False  # when a step was done, for the pace of those after
-        self.first = 0  # step of this start
-        self.closed: int | None = None  # up to this step every epoch was ended
+        self.remarks: dict[str, Any] = {}  # added to every line of the metrics
+        self.pending: collections.deque = collections.deque()  # [step, figures, time of its end]
+        self.since, self.timed = (0.0, 0), False  # (time, step) that the pace counts from
+        self.first = 0  # first step of this start
+        self.closed: int | None = None  # last step whose epoch has ended
 
     def make_evaluator(self, lost: Sequence[int] = ()) -> Callable[..., evaluate_lib.Evaluation]:
-        """Builds the evaluation of this run's network on its mesh.
-
-        lost: groups or towers whose votes do not count, since training went on without them.
-        """
+        """Builds the evaluation on this mesh, without the votes of `lost` groups or towers."""
         run, config, votes_G = self.run, self.run.config, None
         if lost:
             votes_G = np.zeros(run.model.config.groups, np.float32)
@@ -94,7 +94,7 @@ class Loop:
         self.mark(number)
         if self.closed is None:
             fresh = not run.total_steps and not self.checkpoints.steps()
-            self.closed = -1 if fresh else number  # without a step the fresh network is the result
+            self.closed = -1 if fresh else number  # a run of no steps evaluates the fresh network
         while True:
             epoch_ends = run.position(number) % run.steps_per_epoch == 0
             epoch_ends = epoch_ends or number == run.total_steps
@@ -126,13 +126,13 @@ class Loop:
                     step[2] = time.monotonic()
             if len(self.pending) > self.in_flight or number == self.first:
                 self.process_oldest_step()
-            if number == self.first:  # it takes what the others do not
+            if number == self.first:  # the first step is slower than the others
                 self.mark(number)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
-        """Compiles the train step for the state and a batch; all processes have when it returns.
+        """Compiles the train step; returns once all processes have.
 
-        Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
+        Gloo aborts if some processes reach a collective 30 s before the others.
         """
         self.bar.phase("the training step", compiling=True)
         self.watchdog.heartbeat("the start of compiling the training step", slow=True)
@@ -146,7 +146,7 @@ class Loop:
         return compiled
 
     def process_oldest_step(self) -> None:
-        """Waits for the oldest step in flight, checks it, and logs it where a line is due."""
+        """Waits for the oldest step in flight, checks it, and logs it if a line is due."""
         number, values, done = self.pending.popleft()
         train = self.run.config.train
         bad = int(values["bad"])  # waits for the step
@@ -159,16 +159,16 @@ class Loop:
             saved = "nothing was saved before" if kept is None else f"step {kept} is kept"
             raise signals.Diverged(
                 f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
-                f"none of them was applied, and {saved}. A lower optim.learning_rate, a smaller "
-                "optim.clip_norm or float32 may help."
+                f"none of them was applied, and {saved}: lower optim.learning_rate or "
+                "optim.clip_norm, or use float32"
             )
         for callback in self.callbacks:
             figures = {name: float(values[name]) for name in ("loss", "accuracy", "grad_norm")}
             callback.on_step(number, figures)
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
-        if not self.told and (number >= self.first + 3 or done - since > 10):
-            self.tell_time(self.run.total_steps - number, 1 / pace)
+        if not self.timed and (number >= self.first + 3 or done - since > 10):
+            self.report_time(self.run.total_steps - number, 1 / pace)
         if number % train.log_every and number != self.run.total_steps:
             return
         values = jax.device_get(values)
@@ -177,7 +177,7 @@ class Loop:
             "epoch": epoch,
             "loss": float(values["loss"]),
             "accuracy": float(values["accuracy"]),
-            # A skipped step does not move the schedule on.
+            # A skipped step does not advance the schedule.
             "learning_rate": float(self.schedule(max(number - 1 - int(values["skipped"]), 0))),
             "grad_norm": float(values["grad_norm"]),
             "images_per_second": pace * train.batch,
@@ -191,10 +191,10 @@ class Loop:
         """Starts the clock of the pace after step `number`."""
         self.since = time.monotonic(), number
 
-    def tell_time(self, steps: int, seconds_each: float) -> None:
-        """Says how long the run will take, and what is cheaper where that is long on a CPU."""
-        run, self.told = self.run, True
-        evaluated = len(getattr(run.dataset, config_lib.selection(run.config)[0]))
+    def report_time(self, steps: int, seconds_each: float) -> None:
+        """Prints how long the run will take, and cheaper ways if that is long on a CPU."""
+        run, self.timed = self.run, True
+        evaluated = len(getattr(run.dataset, self.selects_on))
         epochs = 1 + steps / (run.steps_per_epoch * run.config.train.eval_every)
         # An image's forward pass is a third of its training.
         steps_more = epochs * evaluated * _VIEWS[run.config.eval.tta] / (3 * run.config.train.batch)
@@ -210,27 +210,26 @@ class Loop:
             self.process_oldest_step()
 
     def end_epoch(self, number: int) -> None:
-        """Evaluates and saves where the configuration asks for it, and always at the very end."""
-        train, last = self.run.config.train, number == self.run.total_steps
-        epochs = self.run.position(number) // self.run.steps_per_epoch
-        metric = None
-        split, figure = config_lib.selection(self.run.config)
-        if (last or epochs % train.eval_every == 0) and len(getattr(self.run.dataset, split)):
+        """Evaluates and saves in the configured epochs, and at the very end."""
+        run, last, metric = self.run, number == self.run.total_steps, None
+        epochs, split = run.position(number) // run.steps_per_epoch, self.selects_on
+        due = last or epochs % run.config.train.eval_every == 0
+        if due and len(getattr(run.dataset, split)):
             result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
-            if figure:
-                metric = getattr(result, figure) if math.isfinite(result.loss) else math.nan
-        if last or epochs % self.run.config.checkpoint.every == 0 or metric is not None:
+            if self.figure:
+                metric = getattr(result, self.figure) if math.isfinite(result.loss) else math.nan
+        if last or epochs % run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
         self.closed = number
         self.mark(number)
 
     def out_of_patience(self, number: int) -> bool:
-        """Whether none of the last train.patience evaluations was better than one before."""
+        """Whether none of the last train.patience evaluations beat an earlier one."""
         patience = self.run.config.train.patience
         if not patience or number >= self.run.total_steps:
             return False
-        found = self.log.evaluations(*config_lib.selection(self.run.config))
+        found = self.log.evaluations(self.selects_on, self.figure)
         best = coordination.from_lead(metrics.best_before_patience_ended(found, patience))
         if best:
             self.bar.say(
@@ -246,8 +245,7 @@ class Loop:
         params, stats = averaged(state)
         part = getattr(self.run.dataset, split)
         batch = config_lib.eval_batch(self.run.config)
-        seen = itertools.count()
-        fresh = split not in self.evaluated
+        seen, fresh = itertools.count(), split not in self.evaluated
         self.bar.phase(f"evaluation on {split}", compiling=fresh)
         self.evaluated.add(split)
 
@@ -265,21 +263,19 @@ class Loop:
         self.log.write(step, {"split": split, **result.figures, **self.remarks})
         for callback in self.callbacks:
             callback.on_evaluation(step, split, result)
-        selecting, figure = config_lib.selection(self.run.config)
-        if figure and split == selecting and math.isfinite(result.loss):
-            self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)
+        if self.figure and split == self.selects_on and math.isfinite(result.loss):
+            self.bar.best = max(getattr(result, self.figure), self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def conclude(
         self, state: dict
     ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
-        """The best step and its state, after `state`, the last, evaluated on the validation split,
-        where there is one, and on the test split.
+        """Returns the best step, its state, and its evaluations on the validation and test splits.
 
         A request to stop ends this at once, as everything is saved.
         """
         best_step = int(state["step"])
-        if not self.run.model.lost:  # else the best checkpoint is of another network
+        if not self.run.model.lost:  # with losses the best checkpoint is another network's
             best_step, state, lost = resume.best(self.run, self.checkpoints, state)
             if lost:
                 names = ", ".join(map(str, lost))
@@ -302,13 +298,13 @@ class Loop:
 
 
 def _cheaper(run: Run) -> list[str]:
-    """What makes a run shorter, each with its factor: smaller images, a shorter recipe."""
+    """Lists what shortens a run, with its factor: smaller images, a shorter recipe."""
     config, ways = run.config, []
     size = tuple(side // 2 for side in config.data.image_size)
     if not config.init["from"] and min(size) >= 32:
         smaller = config.copy_and_resolve_references().unlock()
         smaller.data.image_size = size
-        with contextlib.suppress(ValueError):  # the network takes no such images
+        with contextlib.suppress(ValueError):  # the network may not fit such images
             other = costs.multiply_adds(config_lib.build_model(smaller))
             factor = costs.multiply_adds(run.model) / other
             value = ",".join(map(str, size))

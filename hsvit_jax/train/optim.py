@@ -15,12 +15,12 @@ from optax import contrib
 
 from hsvit_jax.models import costs
 
-#: The path of a network's block, as `costs.modules` has it.
+#: The path of a network's block in `costs.modules`.
 _BLOCK = re.compile(r"(blocks|stages)(\.\d+)+$")
 
 
 def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
-    """Steps of the linear warm-up that optim.warmup_epochs asks for; none while it is -1."""
+    """Returns the steps of optim.warmup_epochs; none while it is -1."""
     return max(round(optim.warmup_epochs * steps_per_epoch), 0)
 
 
@@ -30,11 +30,9 @@ def schedule(
     """Builds the learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
 
     Args:
-        optim: the `optim` section. schedule: 'cosine' or 'linear'. cosine_per: 'step', or 'epoch'
-            for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
-            'never' for a constant rate.
-        steps_per_epoch: for warmup_epochs and cosine_per.
-        offset: steps of total_steps that lie before optimizer step 0.
+        optim: the `optim` section; cosine_per='epoch' changes the rate once an epoch, as PyTorch
+            Lightning does (the paper's recipe).
+        offset: steps of total_steps before optimizer step 0.
     """
     peak = optim.learning_rate
     warmup = warmup_steps(optim, steps_per_epoch)
@@ -42,7 +40,7 @@ def schedule(
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.int32) + offset
         counted = step
-        if optim.cosine_per == "epoch":  # in whole numbers: a quotient may be rounded below one
+        if optim.cosine_per == "epoch":  # in integers, as a quotient may be rounded below one
             counted = step // steps_per_epoch * steps_per_epoch
         progress = jnp.clip((counted - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
         after = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
@@ -56,7 +54,7 @@ def schedule(
 
 
 def _is_kernel(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf is a kernel by its own name, which a list's number may follow."""
+    """Whether a leaf's last name, without a list's number, is a kernel's."""
     names = [str(getattr(k, "key", "")) for k in path]
     name = [name for name in names if not name.isdigit()][-1]
     return "kernel" in name or name == "depthwise"
@@ -68,11 +66,9 @@ def decay_mask(params: Any) -> Any:
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """Builds a stateless clip: gradients times limit / their global norm, where that is below one.
+    """Builds `optax.clip_by_global_norm` as one factor, which fuses with Adam's update.
 
-    As `optax.clip_by_global_norm`, but one factor for all leaves: its division and choice for each
-    would be a kernel and a pass of their own, where a factor fuses with Adam's update. `update`
-    takes a `norm` that is known already.
+    `update` accepts a `norm` that is known already.
     """
 
     def clip(
@@ -86,11 +82,11 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def matrices(params: Any) -> Any:
-    """The axes of each kernel that make its matrix, None for what Muon leaves to Adam.
+    """Returns the axes of each kernel's matrix, None for leaves that Muon leaves to Adam.
 
-    Inputs are all axes of a convolution but the last, the last but one of another kernel; outputs
-    the last. Axes before them (groups, towers, queries, keys and values) number matrices. A kernel
-    of one input channel, such as a depthwise one, is no matrix, nor are biases and tokens.
+    Inputs are all axes of a convolution but the last, and the last but one of another kernel.
+    Axes before them (groups, towers, queries, keys and values) number matrices. Kernels of one
+    input channel, biases and tokens are no matrices.
     """
 
     def axes(path: tuple[Any, ...], leaf: Any) -> contrib.MuonDimensionNumbers | None:
@@ -104,12 +100,14 @@ def matrices(params: Any) -> Any:
 
 
 def _muon(beta1: float, beta2: float) -> optax.GradientTransformation:
-    """Muon (Jordan, 2024): along the orthogonalised momentum of each kernel's matrix, Nesterov's
-    Adam along the rest. A matrix's step has the root mean square 0.2, as one of Adam's about has
-    (arXiv 2502.16982): one rate and one decay serve both."""
+    """Builds Muon (Jordan, 2024) for kernels' matrices, and Nesterov's Adam for other leaves.
+
+    A matrix's step has the root mean square 0.2, about that of Adam (arXiv 2502.16982), so that one
+    rate and one decay serve both.
+    """
     return contrib.muon(
-        -1.0,  # uphill, for the last of the chain to turn round
-        np.float32((3.4445, -4.7750, 2.0315)),  # its own: the state must not be wider with x64
+        -1.0,  # uphill: the chain's last transformation turns it round
+        np.float32((3.4445, -4.7750, 2.0315)),  # optax's, in float32 with x64 too
         adam_b1=beta1,
         adam_b2=beta2,
         muon_weight_dimension_numbers=matrices,
@@ -129,16 +127,15 @@ DIRECTIONS: Mapping[str, Callable[[float, float], optax.GradientTransformation]]
 
 
 def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]:
-    """Scales of the learning rate by layer, as BEiT's (arXiv 2106.08254, table 9).
+    """Builds scales of the learning rate by layer, as BEiT's (arXiv 2106.08254, table 9).
 
     Returns:
-        `scale(path of a leaf of params)`: 1 for what comes after the last block, `decay` for the
-        last block and what lies between it and the block before, its square for that block, and so
-        on down to the stem.
+        `scale(path of a leaf of params)`: 1 after the last block, `decay` for that block, its
+        square for the block before, and so on down to the stem.
     """
     layers, blocks = {}, 0
     whole = copy.copy(model)
-    whole.frozen = frozenset()  # their stop_gradient would come before all layers
+    whole.frozen = frozenset()  # stop_gradient would come before all layers
     for name, *_ in costs.modules(whole):
         block = _BLOCK.search(name) is not None
         layers[name] = blocks + 1 if block or blocks else 0
@@ -149,7 +146,7 @@ def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]
 def _scaled(
     method: optax.GradientTransformation, scale: Callable[[tuple[Any, ...]], float]
 ) -> optax.GradientTransformation:
-    """Scales the updates of a method, whose state stays as it is."""
+    """Scales the updates of a method, and leaves its state unchanged."""
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
         updates, state = method.update(updates, state, params)
@@ -163,11 +160,8 @@ def build(
 ) -> optax.GradientTransformation:
     """Builds a clip by global norm (clip_norm 0: none), then the optimizer of optim.name.
 
-    All decay kernels, or all parameters with `decay_all`. LAMB's step is as long as its parameter
-    times the rate (You et al., 2020).
-
-    Args:
-        model: the network, whose layers optim.layer_decay counts.
+    Weights decay in kernels, or everywhere with `decay_all`. LAMB's step is as long as its
+    parameter times the rate (You et al., 2020). `optim.layer_decay` counts the model's layers.
     """
     mask = None if optim.decay_all else decay_mask
     ratio = [optax.scale_by_trust_ratio()] if optim.name == "lamb" else []
@@ -180,12 +174,12 @@ def build(
     if optim.layer_decay < 1:
         method = _scaled(method, layer_scales(model, optim.layer_decay))
     clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
-    # The state has the same shape without a clip, so that a resumed run may change it.
+    # The identity keeps the state's shape, so that a resumed run may change clip_norm.
     return optax.chain(clip, method)
 
 
 def moment_bytes(settings: ml_collections.ConfigDict, model: Any) -> int:
-    """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
+    """Returns the bytes of the moments: Muon has one for a kernel, AdamW two."""
     params, _ = model.init_shapes()
     state = jax.eval_shape(build(settings, lambda step: 0.0, model).init, params)
     return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

@@ -1,6 +1,9 @@
 """Prepares a run: the data, the resolved configuration, network, mesh and optimizer."""
 
+import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,67 @@ import ml_collections
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.runtime import memory
+from hsvit_jax.runtime import coordination, memory
+from hsvit_jax.text import printable
 from hsvit_jax.train import feature_cache, init_from, optim, step
-from hsvit_jax.train.run_spec import Run, load_data, of_given
+from hsvit_jax.train.run_spec import Run
+
+
+def load_data(
+    config: ml_collections.ConfigDict,
+    *,
+    resident: bool = True,
+    test_only: bool = False,
+    verbose: bool = True,
+) -> data.Dataset:
+    """Loads the data set of a configuration at its image size.
+
+    Args:
+        config: only its `data` section counts.
+        resident: False reads image files as needed even if they fit in memory.
+        test_only: put every image into the test split.
+        verbose: process 0 reports the progress of a slow first load on standard error.
+    """
+    settings, size = config.data, tuple(config.data.image_size)
+    limit = {} if resident else {"resident_limit_bytes": 0}
+    dataset = data.load(
+        settings.name,
+        data_dir=settings.dir or None,
+        image_size=(size * 2 if len(size) == 1 else size) or None,
+        channels=settings.channels or None,
+        fit=settings.fit,
+        val_fraction=settings.val_fraction,
+        on_bad_image=settings.on_bad_image,
+        progress=_progress() if verbose and coordination.is_lead() else None,
+        test_only=test_only,
+        **limit,
+    )
+    return dataset.subset(settings.fraction)
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """Makes a function that reports the work of a load at once, then every ten seconds."""
+    reported: dict[str, float] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in reported or time.monotonic() - reported[what] >= 10:
+            reported[what] = time.monotonic()
+            text = f"{what}: {done:,}" if done else what
+            text += f" of {total:,}" if total else ""
+            print(printable(text), file=sys.stderr, flush=True)
+
+    return report
+
+
+def _settings_of(dataset: data.Dataset) -> dict[str, Any]:
+    """Returns the settings of a given data set by 'data.key'."""
+    info = dataset.info
+    found = {f"data.{key}": getattr(info, key) for key in ("image_size", "channels", "fit")}
+    for key in ("val_fraction", "fraction", "on_bad_image"):
+        found[f"data.{key}"] = getattr(dataset, key)
+    if "=" in info.name or info.name in config_lib.DATA_SETS:
+        found["data.name"] = info.name
+    return found
 
 
 def prepare(
@@ -27,21 +88,23 @@ def prepare(
 
     Args:
         config: as a config file's `get_config` returns it.
-        dataset: to use instead of loading config.data.name.
-        devices: all of jax's when left out.
-        verbose: say how far a slow first load is.
+        dataset: replaces config.data.name.
+        devices: defaults to all of jax's.
+        verbose: report the progress of a slow first load.
         workdir: of a run that may have begun, see `init_from.of_weights`.
 
     Raises:
         ValueError: configuration, data set and devices do not fit together.
     """
-    weights = init_from.of_weights(config, workdir)
-    loading, given = config_lib.resolve(config, weights=weights), {}
+    weights, given = init_from.of_weights(config, workdir), {}
     if dataset is None:
-        _refuse_early(loading)
-        dataset = load_data(loading, verbose=verbose)
+        early = config_lib.resolve(config, weights=weights)
+        step.augment_settings(early)  # refuses what no images can change, before they are read
+        if early.data.name in config_lib.DATA_SETS:
+            _network(config_lib.resolve(early, data.describe(early.data.name)))
+        dataset = load_data(early, verbose=verbose)
     else:
-        given = of_given(dataset)
+        given = _settings_of(dataset)
     if not (images := len(dataset.train)):
         raise ValueError("the data set has no training images: make it without test_only=True")
     known = {"images": images, "given": given, "weights": weights}
@@ -63,21 +126,13 @@ def prepare(
     return Run(config, dataset, model, mesh, *length, schedule, tx, state_shape)
 
 
-def _refuse_early(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError for what cannot work whatever the images are, before they are read."""
-    step.augment_settings(config)
-    if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
-        _network(config_lib.resolve(config, data.describe(config.data.name)))
-
-
 def _network(config: ml_collections.ConfigDict) -> Any:
-    """Builds the network of a resolved configuration, its frozen parts marked; refuses one that
-    does not fit in memory."""
-    settings, size = step.augment_settings(config), config.data.image_size
-    augment.check_size(settings, *size, config.data.channels)
+    """Builds the network of a resolved configuration, with its frozen parts, if it fits memory."""
+    size = config.data.image_size
+    augment.check_size(step.augment_settings(config), *size, config.data.channels)
     model = config_lib.build_model(config)
-    frozen = init_from.frozen_parts(config.init.freeze)
-    model = model.with_frozen(frozen) if frozen else model
+    if frozen := init_from.frozen_parts(config.init.freeze):
+        model = model.with_frozen(frozen)
     memory.check_network(config, model)
     return model
 
@@ -85,11 +140,10 @@ def _network(config: ml_collections.ConfigDict) -> Any:
 def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -> jax.sharding.Mesh:
     if not model.group_axis_limit and config.mesh.group > 1:
         groups = getattr(model.config, "groups", 0)
-        why = "the groups of it read each other" if groups else "it has no attention groups"
+        why = "its groups exchange values" if groups else "it has no attention groups"
         raise ValueError(
             f"mesh.group={config.mesh.group} cannot spread {config.model.variant} "
-            f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
-            "of every network"
+            f"({config.model.family}): {why}; set mesh.group=1, or spread the batch by mesh.data"
         )
     kernels = " and kernels" * (config.model.get("trunk") == "sharded")
     return mesh_lib.make(
@@ -107,18 +161,16 @@ def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
     """Refuses a data set without the splits to evaluate on; warns of unused validation images."""
     if not len(dataset.test):
-        raise ValueError(
-            f"{config.data.name} has no test images: the run could not be evaluated; add some"
-        )
+        raise ValueError(f"{config.data.name} has no test images for the evaluation: add some")
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
-            "images: give three or more of a class and a val_fraction above 0, or say "
-            "train.select_on='last' to take the last checkpoint"
+            "images: use three or more of a class and a val_fraction above 0, or set "
+            "train.select_on='last'"
         )
     if "data.val_fraction" in config.user and not config.data.val_fraction and len(dataset.val):
         warnings.warn(
-            f"data.val_fraction=0 is not used: {config.data.name} has a validation part of its "
-            "own, which is not trained on; put its images into the training part for that",
+            f"data.val_fraction=0 has no effect: {config.data.name} has a validation part, which "
+            "is not trained on; move its images into the training part to train on them",
             stacklevel=2,
         )

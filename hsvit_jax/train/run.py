@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -53,31 +52,31 @@ def train(
     callbacks: Sequence[Callback] = (),
     as_begun: bool = False,
 ) -> Result:
-    """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
+    """Trains to the end, resuming what `workdir` holds, and evaluates the best checkpoint.
 
-    With several processes (see `cluster.start`) all call this with the same arguments; process 0
-    writes and prints. A request to stop is honoured after the step under way, or at an epoch's end
-    after its evaluation: so an interrupted run has the same metrics as one that was not.
+    All processes call this with the same arguments (see `cluster.start`); process 0 writes and
+    prints. A request to stop is honoured after the current step, or after an epoch's evaluation, so
+    the metrics of an interrupted run are those of an uninterrupted one.
 
     Args:
         config: as a config file's `get_config` returns it.
-        workdir: the run's folder, which all processes see; made if it is not there.
-        dataset: to use instead of loading config.data.name.
-        devices: all of jax's when left out.
-        stall_timeout: seconds without a step or a finished save after which the process ends with
-            code 75 (compiling may take half an hour more), 0 for never; when left out 600 with
-            several processes and 3600 with one.
-        recoverable: go on with fewer groups when a process is lost; see `elastic` for its limits.
-        callbacks: called by process 0; what they raise ends the run.
-        as_begun: refuse to resume with settings that change its results; else they are taken over.
+        workdir: the run's folder, which all processes share; created if needed.
+        dataset: replaces config.data.name.
+        devices: defaults to all of jax's.
+        stall_timeout: seconds without a step or a finished save before the process ends with code
+            75 (compiling may take half an hour more), 0 for never; defaults to 600 with several
+            processes and 3600 with one.
+        recoverable: continue with fewer groups after the loss of a process; see `elastic`.
+        callbacks: called by process 0; their exceptions end the run.
+        as_begun: refuse to resume with settings that change results, rather than adopt them.
 
     Returns:
         the finished run.
 
     Raises:
-        ValueError: what cannot work, or a checkpoint of another network or data.
-        KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
-        Diverged: train.bad_steps_limit non-finite steps came in a row.
+        ValueError: settings that cannot work, or a checkpoint of another network or data.
+        KeyboardInterrupt: SIGTERM or Ctrl-C; the state is saved, and the same call resumes.
+        Diverged: train.bad_steps_limit non-finite steps in a row.
     """
     config = config_lib.resolve(config)  # keys may have been assigned
     metrics.check_loggers(config.train.loggers)
@@ -89,15 +88,15 @@ def train(
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
         name = dataset.info.name if dataset else config.data.name
         workdir_lib.check_apart(name, workdir)
-        if not (begun := (workdir / "checkpoints").is_dir()):  # before data are read for nothing
-            init_from.refuse_random(config)
+        begun = (workdir / "checkpoints").is_dir()
         kind, _, place = name.partition("=")
-        gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
-        if begun and gone and dataset is None:
+        gone = kind in ("folder", "csv") and not data.is_there(place)
+        if not begun:  # before data are read for nothing
+            init_from.refuse_random(config)
+        elif gone and dataset is None:
             raise ValueError(
-                f"{name} is not there, with which the run in {workdir} was begun. To go on with "
-                f"data that have moved: --config=NETWORK:{kind}=NEW "
-                f"--workdir={shlex.quote(str(workdir))}"
+                f"{name} of the run in {workdir} does not exist. To resume with data that have "
+                f"moved: --config=NETWORK:{kind}=NEW --workdir={shlex.quote(str(workdir))}"
             )
         options = {"devices": devices, "verbose": verbose, "workdir": workdir}
         run = prepare(config, dataset=dataset, **options)
@@ -106,7 +105,7 @@ def train(
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
 
     with contextlib.ExitStack() as stack:
-        # The same numbers wherever the run goes on, and on every process.
+        # All processes, and later resumed ones, draw the same numbers.
         stack.enter_context(jax.threefry_partitionable(True))
         run, checkpoints = coordination.agree(open_run)
         settings = (f"{k}={v}" for k, v in config_lib.leaves(run.config))
@@ -117,10 +116,7 @@ def train(
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
-        # A run goes on from its newest good checkpoint, whatever init.from names.
-        # Without one it starts from the weights of init.from.
-        # Without these it starts from random ones.
-        # With init.whiten, their first convolution whitens patches of the images.
+        # The newest good checkpoint comes first, then the weights of init.from, then random ones.
         run, state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
             start, origin = resume.start(run, verbose)
@@ -158,44 +154,38 @@ def _open_metrics(
     run: Run, workdir: Path, first: int, verbose: bool, stack: contextlib.ExitStack
 ) -> tuple[metrics.MetricLog, metrics.Progress]:
     """Opens the run's metrics and bar; process 0 writes its configuration and environment."""
-    lead, config = coordination.is_lead(), run.config
+    lead, config, total = coordination.is_lead(), run.config, run.total_steps
     names, about = config.train.loggers, config.to_dict()
     log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
     stack.enter_context(log)
     split, figure = config_lib.selection(config)
     found = log.evaluations(split, figure)
-    steps, best = (run.total_steps, first, run.steps_per_epoch), max(found.values(), default=None)
+    steps, best = (total, first, run.steps_per_epoch), max(found.values(), default=None)
     progress = metrics.Progress(*steps, offset=run.offset, best=best, enabled=verbose)
     bar = stack.enter_context(progress)
-    if figure and found and first >= run.total_steps and first not in found:
+    if figure and found and first >= total and first not in found:
         bar.say(
-            f"step {first:,} was saved without an evaluation, and the run ends at step "
-            f"{run.total_steps:,}: the result is that of the best step before; to evaluate the "
-            "last one, end the run a step later (train.steps)"
+            f"step {first:,} was saved without an evaluation, and the run ends at step {total:,}: "
+            "the result is that of the best step before; to evaluate the last one, end the run a "
+            "step later (train.steps)"
         )
-    if first > run.total_steps:
+    if first > total:
         bar.say(
-            f"the run is at step {first:,} already, beyond the {run.total_steps:,} asked for: "
-            "nothing is trained, and its config.json stays as it is"
+            f"the run is at step {first:,} already, beyond the requested {total:,}: nothing is "
+            "trained, and its config.json does not change"
         )
     elif lead:
         artifacts.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
     if lead:
-        about = workdir / "environment.json"
-        ended = first >= run.total_steps or metrics.best_before_patience_ended(
-            found, config.train.patience
-        )
-        if not (ended and about.exists()):  # else that of who trained it stays
+        about, patience = workdir / "environment.json", config.train.patience
+        ended = first >= total or metrics.best_before_patience_ended(found, patience)
+        if not (ended and about.exists()):  # a finished run keeps the training's environment
             artifacts.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
 
 
-#: What the opening says of the recipe `small`, beside epochs, batch and warm-up.
-_BY_SIZE = ("augment.mixup", "augment.cutmix")
-
-
 def _devices(mesh: jax.sharding.Mesh) -> str:
-    """Several devices and the axes they are on, as in ', on 4 of 6 TPU v4 (data 2, group 2)'."""
+    """Formats several devices and their axes: ', on 4 of 6 TPU v4 (data 2, group 2)'."""
     if mesh.size == 1:
         return ""
     every = jax.device_count()
@@ -205,36 +195,33 @@ def _devices(mesh: jax.sharding.Mesh) -> str:
 
 
 def _opening(run: Run, first: int, workdir: Path) -> str:
-    """Four lines on the data, the network, the length of the run and its folder."""
-    config, source = run.config, run.config.init["from"]
+    """Formats four lines on the data, the network, the length of the run and its folder."""
+    config, source, total = run.config, run.config.init["from"], run.total_steps
     train, val, test = (f"{len(getattr(run.dataset, x)):,}" for x in ("train", "val", "test"))
     fresh = f"from the network in {source}" if source else "from scratch"
     start = f"from step {first:,}" if first else fresh
     warmup = optim.warmup_steps(config.optim, run.steps_per_epoch)
-    if not warmup:
-        warmup_text = "no warm-up"
-    elif warmup >= run.total_steps:
+    warmup_text = f"{warmup:,} of them warm-up" if warmup else "no warm-up"
+    if warmup >= max(total, 1):
         warmup_text = (
-            f"all of them warm-up: the learning rate ends at {run.total_steps / warmup:.2%} of "
+            f"all of them warm-up: the learning rate ends at {total / warmup:.2%} of "
             f"optim.learning_rate (optim.warmup_epochs={config.optim.warmup_epochs:g})"
         )
-    else:
-        warmup_text = f"{warmup:,} of them warm-up"
-    leaves = dict(config_lib.leaves(config))
-    own = [key for key in _BY_SIZE if leaves[key] and key not in config.user]
-    chosen = [f"{key}={leaves[key]:g}" for key in own if config.recipe == "small"]
-    epochs = f"{run.position(run.total_steps) / run.steps_per_epoch:.3g} epochs"
-    recipe = " ".join(["recipe", config.recipe, *chosen])
+    recipe = f"recipe {config.recipe}"
+    if config.recipe == "small":  # the number of images decides these too
+        keys = [key for key in ("augment.mixup", "augment.cutmix") if key not in config.user]
+        recipe += "".join(f" {key}={config[key]:g}" for key in keys if config[key])
     if config.words and "tiny" in config.words.switches:
         recipe = "smoke run: its accuracy means nothing"
-    on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
+    epochs = f"{run.position(total) / run.steps_per_epoch:.3g} epochs"
+    on_test = ", whose best checkpoint the TEST split selects (train.select_on=test)"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
-    network = config_lib.title(config.model)
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
         f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}\n"
-        f"network  {network}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
-        f"length   {run.total_steps:,} steps of {config.train.batch} images ({epochs}), "
-        f"{warmup_text}; {recipe}\n"
+        f"network  {config_lib.title(config.model)}, {parameters:,} parameters, {start}"
+        f"{_devices(run.mesh)}\n"
+        f"length   {total:,} steps of {config.train.batch} images ({epochs}), {warmup_text}; "
+        f"{recipe}\n"
         f"folder   {workdir}{on_test if config.train.select_on == 'test' else ''}"
     )

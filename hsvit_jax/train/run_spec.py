@@ -1,9 +1,6 @@
-"""The record of a run: everything that stands before its first step, built once."""
+"""The record of a run: everything that exists before its first step, built once."""
 
 import dataclasses
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +10,6 @@ from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
-from hsvit_jax.runtime import coordination
-from hsvit_jax.text import printable
 from hsvit_jax.train import optim
 
 
@@ -23,9 +18,8 @@ class Run:
     """A resolved configuration with its data, network, mesh and optimizer.
 
     schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
-    dtypes of the training state. origin: a digest of the weights of init.from that it started with.
-    offset: added to a step's number it counts the images up to there in steps of this batch; not 0
-    where the run went on with another batch.
+    dtypes of the training state. origin: a digest of the weights of init.from. offset: added to a
+    step, it counts the images so far in steps of this batch; not 0 after a change of the batch.
     """
 
     config: ml_collections.ConfigDict
@@ -60,7 +54,7 @@ class Run:
 
     @property
     def meta(self) -> dict:
-        """Metadata of a checkpoint, for a resumed run to agree with and for eval and predict."""
+        """A checkpoint's metadata, which a resumed run must match, and eval and predict need."""
         network = {name: self.state_shape[name] for name in ("params", "stats")}
         leaves = jax.tree_util.tree_flatten_with_path(network)[0]
         return {
@@ -71,60 +65,3 @@ class Run:
             "origin": self.origin,
             "offset": self.offset,
         }
-
-
-def load_data(
-    config: ml_collections.ConfigDict,
-    *,
-    resident: bool = True,
-    test_only: bool = False,
-    verbose: bool = True,
-) -> data.Dataset:
-    """Loads the data set of a configuration at the image size it asks for.
-
-    Args:
-        config: its `data` section counts.
-        resident: False reads image files as needed though they would fit in memory.
-        test_only: put every image into the test split.
-        verbose: process 0 says on standard error how far a slow first load is.
-    """
-    size = tuple(config.data.image_size)
-    limit = {} if resident else {"resident_limit_bytes": 0}
-    dataset = data.load(
-        config.data.name,
-        data_dir=config.data.dir or None,
-        image_size=(size * 2 if len(size) == 1 else size) or None,
-        channels=config.data.channels or None,
-        fit=config.data.fit,
-        val_fraction=config.data.val_fraction,
-        on_bad_image=config.data.on_bad_image,
-        progress=_progress() if verbose and coordination.is_lead() else None,
-        test_only=test_only,
-        **limit,
-    )
-    return dataset.subset(config.data.fraction)
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    """Makes a function that says what a load begins to do, and every ten seconds how far it is."""
-    told: dict[str, float] = {}
-
-    def tell(what: str, done: int, total: int) -> None:
-        if what not in told or time.monotonic() - told[what] >= 10:
-            told[what] = time.monotonic()
-            text = f"{what}: {done:,}" if done else what
-            text += f" of {total:,}" if total else ""
-            print(printable(text), file=sys.stderr, flush=True)
-
-    return tell
-
-
-def of_given(dataset: data.Dataset) -> dict[str, Any]:
-    """Returns the settings by which a data set was made, by 'data.key'."""
-    info = dataset.info
-    found = {f"data.{key}": getattr(info, key) for key in ("image_size", "channels", "fit")}
-    for key in ("val_fraction", "fraction", "on_bad_image"):
-        found[f"data.{key}"] = getattr(dataset, key)
-    if "=" in info.name or info.name in config_lib.DATA_SETS:
-        found["data.name"] = info.name
-    return found

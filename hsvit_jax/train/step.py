@@ -22,7 +22,7 @@ from hsvit_jax.train.run_spec import Run
 
 Array = jax.Array
 
-# Uses of randomness: each is folded into the run's key, so that no two share a stream.
+# Uses of randomness, each with a stream of its own.
 INIT, ORDER, AUGMENT, MIX, DROPOUT = range(5)
 
 #: (inputs, labels (B,), ids (B,)): uint8 images (B, H, W, C), or float features (B, …) computed
@@ -31,8 +31,7 @@ Batch = tuple[Array, Array, Array]
 
 
 def run_key(seed: int, use: int) -> Array:
-    """Derives the key of one use of randomness from a run's seed, of one kind whatever is jax's
-    default in this process: a run that is resumed goes on with the same numbers."""
+    """Derives the key of one use of randomness from a run's seed, whatever jax's default kind."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), use)
 
 
@@ -45,13 +44,13 @@ def init_state(
     """Builds the training state at step 0.
 
     Args:
-        start: (params, stats) to start from; None draws them by the seed.
+        start: (params, stats); None draws them by the seed.
 
     Returns:
         a nested dict of arrays: `step`, steps taken; `params`, `stats`, `opt`; `ema`, averaged
-        params and stats, where train.ema_decay asks for them; `bad`, non-finite steps in a row;
-        `skipped`, non-finite steps in all; `meter`, sums since the last log line. `opt` and `ema`
-        hold nothing of the network's frozen parts.
+        params and stats if train.ema_decay is set; `bad`, consecutive non-finite steps; `skipped`,
+        all non-finite steps; `meter`, sums since the last log line. Frozen parts have neither `opt`
+        nor `ema`.
     """
     params, stats = start or model.init(run_key(config.seed, INIT))
     state = {
@@ -71,7 +70,7 @@ def init_state(
 
 
 def trainable(tree: dict, frozen: Collection[str]) -> dict:
-    """The parts of a tree of params or stats that are not frozen."""
+    """Selects the parts of a tree of params or stats that are not frozen."""
     return {name: part for name, part in tree.items() if name not in frozen}
 
 
@@ -81,7 +80,7 @@ def to_plain(state: dict) -> dict:
 
 
 def from_plain(plain: dict, like: dict) -> dict:
-    """Inverts `to_plain`; `like` is a state, or its shapes, of the same optimizer."""
+    """Inverts `to_plain`; `like` is a state of the same optimizer, or its shapes."""
     return {**plain, "opt": serialization.from_state_dict(like["opt"], plain["opt"])}
 
 
@@ -90,16 +89,14 @@ def make_train_step(
 ) -> Callable[[dict, Batch], tuple[dict, dict]]:
     """Builds the pure training step of a run.
 
-    A step whose loss, gradient or outcome is not finite changes nothing but the counters.
+    A step whose loss, gradient or outcome is not finite changes only the counters.
 
     Args:
-        run: its configuration, network, mesh and optimizer.
-        settings: augmentation, the configuration's when left out; a batch of features is not
-            augmented.
+        settings: augmentation of images, defaults to the configuration's.
 
     Returns:
-        `train_step(state, batch)`, which returns the next state and scalar metrics: loss and
-        accuracy as means since the last log line, grad_norm, bad, skipped.
+        `train_step(state, batch)` → the next state and scalar metrics: loss and accuracy as means
+        since the last log line, grad_norm, bad, skipped.
     """
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
@@ -119,7 +116,7 @@ def make_train_step(
         loss, accuracy, stats, grads = gradient(
             number, params, frozen, state["stats"], examples, config.train.accumulate
         )
-        # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
+        # Without the barrier, fusion with the update makes the sums' rounding depend on the mesh.
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
         norm = (
             mesh_lib.ordered_norm(mesh, grads, model)
@@ -129,7 +126,7 @@ def make_train_step(
         updates, opt = tx.update(grads, state["opt"], params, norm=norm)
         params = optax.apply_updates(params, updates)
         moving = {"params": params, "stats": trainable(stats, model.frozen)}
-        # The new parameters too: a learning rate that overflows them has a finite gradient.
+        # A learning rate may overflow the new parameters though the gradient is finite.
         sizes = [loss, norm, *(optax.tree.norm(tree) for tree in moving.values())]
         good = jnp.isfinite(jnp.stack(sizes)).all()
         new = {"params": {**frozen, **params}, "stats": stats, "opt": opt}
@@ -148,7 +145,7 @@ def make_train_step(
 def _make_inputs(
     run: Run, settings: augment.Augment
 ) -> Callable[[Array, Batch], tuple[Array, Array]]:
-    """Builds `inputs(step number, batch)`: what the network gets, and its targets (B, K)."""
+    """Builds `inputs(step number, batch)` → the network's inputs and targets (B, K)."""
     augment_key, mix_key = (run_key(run.config.seed, use) for use in (AUGMENT, MIX))
 
     def inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
@@ -172,7 +169,7 @@ def _make_gradient(
 ) -> Callable[..., tuple[Array, Array, dict, dict]]:
     """Builds `gradient(step number, params, frozen params, stats, examples, parts)`.
 
-    It returns loss, accuracy, stats and gradients of a batch, which is taken in that many parts.
+    It returns loss, accuracy, stats and gradients of a batch, computed in so many parts.
     """
     config = run.config
     apply = mesh_lib.spread(run.model, run.mesh, config.mesh.aggregate, config.mesh.gradients)
@@ -207,7 +204,7 @@ def _make_gradient(
             (loss, (accuracy, stats)), grads = of_part(params, stats, *part)
             return (stats, *jax.tree.map(jnp.add, before, [loss, accuracy, grads])), None
 
-        # Every device has a share of every part: part n is the examples n, n + count, …
+        # Part n holds the examples n, n + count, …, so that every device has a share of it.
         parts = [x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for x in examples]
         zero = jnp.zeros((), jnp.float32)
         zeros = zero, zero, jax.tree.map(jnp.zeros_like, params)
@@ -219,7 +216,7 @@ def _make_gradient(
 
 
 def _count(state: dict, good: Array, loss: Array, accuracy: Array, log_every: int) -> dict:
-    """Moves the counters on, and adds a good step to the sums since the last log line."""
+    """Advances the counters, and adds a good step to the sums since the last log line."""
     number, one = state["step"], good.astype(jnp.float32)
     sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
     fresh = number % log_every == 0
@@ -232,7 +229,7 @@ def _count(state: dict, good: Array, loss: Array, accuracy: Array, log_every: in
 
 
 def class_weights(run: Run) -> np.ndarray:
-    """N / (K · images of the class), float32 (classes,): K classes that the training split has."""
+    """Returns N / (K · images of the class), float32 (classes,); K classes have images."""
     labels, classes = run.dataset.train.labels, run.config.data.num_classes
     counts = np.bincount(labels, minlength=classes)
     return (len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))).astype(np.float32)
@@ -241,15 +238,15 @@ def class_weights(run: Run) -> np.ndarray:
 def weighed(targets_BK: Array, weights_K: np.ndarray, smoothing: float) -> Array:
     """Multiplies target rows by their classes' weights, then smooths them.
 
-    The share that is spread evenly has the weight of its example: with the weight of a rare class
-    its part of it could exceed what is left for the example's own class.
+    The evenly spread share has the example's weight: with a rare class's weight it could exceed the
+    share of the example's own class.
     """
     own_BK = targets_BK * weights_K[None]
     return (1.0 - smoothing) * own_BK + smoothing * own_BK.mean(1, keepdims=True)
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
-    """Exponential moving average, quick at first so that the start is soon forgotten."""
+    """Averages exponentially, faster at first to forget the start."""
     rate = jnp.minimum(decay, (1.0 + number) / (10.0 + number))
     return jax.tree.map(lambda a, b: rate * a + (1.0 - rate) * b, ema, new)
 
@@ -257,7 +254,7 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
 def jit_step(
     run: Run, settings: augment.Augment | None = None, *, donate: bool = True
 ) -> jax.stages.Wrapped:
-    """Jits `make_train_step` for the run's mesh; it donates the state unless `donate` is False."""
+    """Jits `make_train_step` for the run's mesh; the state is donated unless `donate` is False."""
     return jax.jit(
         make_train_step(run, settings),
         donate_argnums=(0,) if donate else (),
@@ -270,7 +267,7 @@ def jit_step(
 
 
 def first_state(run: Run, start: tuple[dict, dict] | None = None) -> dict:
-    """Builds `init_state` with each array where it lives: a group's parameters on its devices."""
+    """Builds `init_state` with each array on its devices."""
     make = jax.jit(
         lambda start: init_state(run.model, run.tx, run.config, start),
         out_shardings=mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),
@@ -280,7 +277,7 @@ def first_state(run: Run, start: tuple[dict, dict] | None = None) -> dict:
 
 
 def state_template(run: Run) -> dict:
-    """Shapes, dtypes and shardings of a plain state, for a checkpoint to be restored into."""
+    """Returns shapes, dtypes and shardings of a plain state, to restore a checkpoint into."""
     plain = to_plain(run.state_shape)
     shardings = mesh_lib.state_shardings(run.mesh, plain, run.model)
     return jax.tree.map(
@@ -289,7 +286,7 @@ def state_template(run: Run) -> dict:
 
 
 def augment_settings(config: ml_collections.ConfigDict) -> augment.Augment:
-    """The augmentation of a resolved configuration."""
+    """Returns the augmentation of a resolved configuration."""
     return augment.Augment(
         mean=tuple(config.data.mean),
         std=tuple(config.data.std),

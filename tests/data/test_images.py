@@ -51,7 +51,7 @@ SMALL = {256: 2, 257: 2, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 4}
 
 
 def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
-    """Whatever the name: the format is told by the content."""
+    """Whatever the name: the content decides the format."""
     pixels, grey = noise((13, 17, 3)), noise((13, 17))
     path = tmp_path / "ünïcode 图.JPEG"
     path.write_bytes(encoded(pixels))
@@ -333,15 +333,10 @@ GIF = encoded(noise((8, 8)), "GIF")
 GIF_START = 13 + (6 << (GIF[10] & 7))
 PIECES = {
     "fill bytes": lambda n: GOOD[:2] + (b"\xff" * 9 + b"\xfe\0\2") * n + GOOD[2:],
-    "zeros between": lambda n: GOOD[:20] + bytes(n) + GOOD[20:],
-    "stuffed bytes": lambda n: GOOD[:20] + b"\xff\0" * n + GOOD[20:],
-    "restarts": lambda n: GOOD[:20] + b"\xff\xd0" * n + GOOD[20:],
     "comments": lambda n: GOOD[:20] + b"\xff\xfe\0\3x" * n + GOOD[20:],
     "empty chunks": lambda n: PNG[:33] + png_chunk(b"teSt", b"") * n + PNG[33:],
-    "empty chunks at the end": lambda n: PNG[:-12] + png_chunk(b"teSt", b"") * n + PNG[-12:],
     "comments of a GIF": lambda n: GIF[:GIF_START] + b"!\xfe\1x\0" * n + GIF[GIF_START:],
     "blanks": lambda n: b"P6" + b" " * n + b"2 2 255\n" + bytes(12),
-    "a comment": lambda n: b"P6 2 #" + b"x" * n + b"\n2 255\n" + bytes(12),
     "runs": lambda n: bmp_of_runs(8, 8, b"\1\0" * n),
 }
 
@@ -425,13 +420,6 @@ def test_no_files_and_wrong_shapes(tmp_path):
     assert again == free  # every file was closed
     with pytest.raises(BadImage, match=r"^a\\x1b\[1m\\udce9\.png: not an image"):
         read_image(b"", (8, 8), 3, name="a\x1b[1m\udce9.png")
-
-
-def test_a_path_below_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.png").write_bytes(GOOD)
-    found = fit_image("~/a.png", (8, 8), 3)
-    np.testing.assert_array_equal(found, read_image(tmp_path / "a.png", (8, 8), 3))
 
 
 def test_a_photo_can_be_padded_or_stretched_instead():

@@ -3,13 +3,14 @@
 import io
 import os
 
+import fsspec
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import tfds as tfds_reader
+from hsvit_jax.data import libraries
 
 
 def example(value: int, label: int) -> dict:
@@ -77,11 +78,11 @@ def test_prepared_sets_are_read_without_tensorflow(file_format, tmp_path):
             np.testing.assert_array_equal(values % 2, split.labels)
         assert set(values.tolist()) == set(range(6))
     (folder,) = tmp_path.glob("two_tone/*")
-    stamp, shard = data.tfds._stamp(folder), next(folder.glob("*train*"))
+    stamp, shard = libraries._stamp(folder), next(folder.glob("*train*"))
     times = shard.stat().st_atime_ns, shard.stat().st_mtime_ns
     shard.write_bytes(shard.read_bytes()[::-1])  # other images, as old and as large
     os.utime(shard, ns=times)
-    assert data.tfds._stamp(folder) != stamp
+    assert libraries._stamp(folder) != stamp
 
 
 def test_which_splits_are_used(tmp_path):
@@ -110,9 +111,9 @@ def test_examples_without_a_label_are_refused(tmp_path):
     [(None, "TensorFlow.*Nothing was downloaded"), (object(), r"no route to https://www\.cs\.tor")],
 )
 def test_unprepared_sets_say_so_before_any_download(tensorflow, why, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_reader, "probe", lambda url: f"no route to {url}")
+    monkeypatch.setattr(libraries, "probe", lambda url: f"no route to {url}")
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", None)
-    monkeypatch.setattr(tfds_reader.importlib.util, "find_spec", lambda name: tensorflow)
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: tensorflow)
     with (
         tfds.testing.mock_data(num_examples=3),
         pytest.raises(data.DataUnavailable, match=rf"(?s){why}"),
@@ -135,3 +136,16 @@ def test_sets_that_are_unknown_or_no_labelled_images(tmp_path):
         data.load("tfds=cifar1O", data_dir=str(tmp_path))
     with pytest.raises(ValueError, match="not a set of images with one class label each"):
         data.load("tfds=without_labels", data_dir=str(tmp_path))
+
+
+def test_a_set_in_an_object_store_is_fetched(tmp_path, monkeypatch):
+    prepare(TWO_TONE, tmp_path / "there")
+    store = fsspec.filesystem("memory")
+    store.put(f"{tmp_path}/there/two_tone", "/sets/two_tone", recursive=True)
+    monkeypatch.setenv("HSVIT_DATA_DIR", str(tmp_path / "here"))
+    how = {"image_size": (6, 6)}
+    found = data.load("tfds=two_tone", data_dir="memory://sets", **how)
+    local = data.load("tfds=two_tone", data_dir=str(tmp_path / "there"), **how)
+    assert found.fingerprint == local.fingerprint
+    with pytest.raises(ValueError, match="memory://sets/mnist: no such bucket or object"):
+        data.load("tfds=mnist", data_dir="memory://sets", **how)

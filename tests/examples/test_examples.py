@@ -38,8 +38,8 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("own_folder", ("my_images", *SHORT), r"cat: read as (cat|dog), \d"),
-        ("arrays", SHORT, r"truly   square disc diamond"),
+        ("own_folder", ("my_images", *SHORT), r"cat: predicted (cat|dog), \d"),
+        ("arrays", SHORT, r"true      square disc diamond"),
         (
             "pretrained_backbone",
             ("my_images", "18.safetensors", *SHORT, "data.image_size=32"),
@@ -47,6 +47,7 @@ def files(tmp_path_factory):
         ),
         ("custom_loop", ("2",), r"step 0: loss \d\.\d+\ntest accuracy \d"),
         ("towers", SHORT, r"4 devices: test accuracy \d"),
+        ("draw_shapes", ("shapes",), r"240 pictures"),
         pytest.param("export_onnx", (), r"\n1 \d+\.\d%\n0 \d", marks=ONNX),
     ],
 )

@@ -1,8 +1,4 @@
-"""Checkpoints and files of weights that are damaged, foreign or somebody else's: refused in a line.
-
-The damage of single files and bits is in `test_checkpoint`, by the functions; here a user's own
-commands meet it.
-"""
+"""Tests checkpoints and files of weights that are damaged or untrusted: one line refuses them."""
 
 import contextlib
 import copy
@@ -58,7 +54,7 @@ def stored(untrained, tmp_path):
 
 
 def reseal(step: Path, change) -> None:
-    """Changes a step's record and makes its digest right again, as its author could."""
+    """Changes a step's record and repairs its digest, as an attacker could."""
     path = step / "meta" / "metadata"
     content = json.loads(path.read_text())["content"]
     change(content)
@@ -72,9 +68,6 @@ def flip(step: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-
-
-# --- damage, by a user's own commands -----------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -91,11 +84,8 @@ def test_a_damaged_step_is_named_and_the_one_before_is_used(run):
     assert sorted(os.listdir(steps)) == ["1", "2.damaged"]
 
 
-# --- somebody else's ----------------------------------------------------------------------------
-
-
 def one_line(read, quiet: bool = True) -> bool:
-    """Whether `read` came out well; nothing but a ValueError of one line may come of it else."""
+    """Returns whether `read` succeeds; it may raise only a ValueError of one line."""
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore")
@@ -108,7 +98,7 @@ def one_line(read, quiet: bool = True) -> bool:
 
 
 def mutate(draw: random.Random, tree, below: tuple):
-    """A copy of a tree of dicts and lists in which one item below is gone, or is another."""
+    """Copies a tree of dicts and lists, with one item below a path removed or replaced."""
     tree = copy.deepcopy(tree)
     paths = []
 
@@ -131,8 +121,8 @@ def mutate(draw: random.Random, tree, below: tuple):
     return tree
 
 
-def test_a_strangers_record_is_a_network_or_one_line(stored):
-    """Every part of the record, changed by somebody who knows to make the digest right."""
+def test_an_untrusted_record_is_a_network_or_one_line(stored):
+    """Every part of the record is changed, with the right digest."""
     draw = random.Random(0)
     path = stored / "checkpoints" / "2" / "meta" / "metadata"
     content = json.loads(path.read_text())["content"]
@@ -148,7 +138,7 @@ def test_a_strangers_record_is_a_network_or_one_line(stored):
     assert outcomes == {True, False}
 
 
-def test_a_strangers_record_by_name(stored):
+def test_an_untrusted_record_is_refused_with_its_fault(stored):
     path = stored / "checkpoints" / "2" / "meta" / "metadata"
     original = path.read_text()
     for change, message in (
@@ -174,8 +164,8 @@ def test_a_strangers_record_by_name(stored):
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_strangers_class_names_do_not_reach_the_terminal(stored, tmp_path, capfd):
-    """Escaped, and those that are missing are numbered."""
+def test_untrusted_class_names_are_escaped(stored, tmp_path, capfd):
+    """Missing names are numbered."""
     reseal(
         stored / "checkpoints" / "2",
         lambda content: content["meta"].update(class_names=["\x1b]0;owned\x07\x9b31m"]),
@@ -190,7 +180,7 @@ def test_a_strangers_class_names_do_not_reach_the_terminal(stored, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_resumed_strangers_metadata_is_one_line(run):
+def test_untrusted_metadata_of_a_resumed_run_is_one_line(run):
     reseal(run / "checkpoints" / "2", lambda content: content["meta"].update(config=[], shapes=3))
     done = run_main(*RUN, f"--workdir={run}", cwd=run)
     assert done.returncode == 1
@@ -204,11 +194,8 @@ def test_a_step_with_a_device_in_it_is_damaged(stored):
         assert not one_line(lambda: stored_network(stored), quiet=False)
 
 
-# --- files of weights ---------------------------------------------------------------------------
-
-
 def safetensors(path: Path, header: dict, data: bytes) -> Path:
-    """A file with this header, whatever it says."""
+    """Writes a file with any header."""
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     return path
@@ -226,7 +213,7 @@ def test_floats_of_eight_bits_are_refused(tmp_path, capsys):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    """Zeros, of which a thousand take up the place of one."""
+    """Zeros compress a thousandfold."""
     monkeypatch.setattr(files, "_PLAUSIBLE", 2**20)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, a=np.zeros(2**24, np.uint8))
@@ -234,8 +221,8 @@ def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch)
         files.read(path)
 
 
-def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_dir, monkeypatch):
-    """Headers, constructor, tensors and bytes, one or two of them changed at a time."""
+def test_an_untrusted_file_of_weights_is_a_network_or_one_line(tmp_path, golden_dir, monkeypatch):
+    """One or two of header, constructor, tensors and bytes are changed at a time."""
     monkeypatch.setattr(convert, "_write", lambda *_: None)
     draw, outcomes, path = random.Random(0), set(), tmp_path / "w.npz"
     for name in ("vix-fnet", "hsvit-convonly", "hf-vit-p4"):
@@ -263,7 +250,7 @@ def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_d
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_damaged_bytes_of_a_file_of_weights_are_one_line(tmp_path, golden_dir, suffix):
-    """Cut off, flipped, or with another header. What is still a file of weights may be one."""
+    """Bytes are cut off or flipped, or the header changes; a file may remain valid."""
     path, draw = tmp_path / f"w{suffix}", random.Random(0)
     tensors, description = files.read(golden_dir / "vix-fnet.npz")
     if suffix == ".npz":

@@ -1,4 +1,4 @@
-"""Faulty data through the real command line: refused in one line, or left out when told to."""
+"""Faulty data through the real command line: refused in one line, or dropped on request."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def spoil(root: Path) -> None:
 
 
 def test_files_that_are_no_images(tmp_path, train):
-    """13: fatal before training by default, left out with a warning when told so."""
+    """13: fatal before training by default, dropped with a warning on request."""
     root = class_folders(tmp_path / "set", ("cat", "dog"), 20)
     spoil(root)
     code, _, err = train(root)
@@ -56,18 +56,18 @@ def test_files_that_are_no_images(tmp_path, train):
     ]
     assert message[6:] == [
         "  … and 3 more",
-        "Repair or remove them, or leave them out with on_bad_image='skip' (config key "
+        "Repair or remove them, or drop them with on_bad_image='skip' (config key "
         "data.on_bad_image).",
     ]
     assert not (tmp_path / "run/checkpoints").exists()
 
 
 @pytest.mark.slow
-def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
+def test_files_that_are_no_images_are_dropped_on_request(tmp_path, train):
     spoil(class_folders(tmp_path / "set", ("cat", "dog"), 20))
     code, out, err = train(tmp_path / "set", "--config.data.on_bad_image=skip")
     assert code == 0, err
-    assert "warning: 8 of 48 images cannot be used and are left out" in err
+    assert "warning: 8 of 48 images cannot be used and are dropped" in err
     assert "24 training, 8 validation and 8 test images" in out + err
     bad = [f"set/cat/{name}.jpg" for name in ("b5-pipe", "b6-device")]
     for mode, written in (("predict", "set/cat/0.png  "), ("visualize", "views/")):

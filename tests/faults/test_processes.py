@@ -1,9 +1,8 @@
-"""Real processes here, talking over loopback: one run, whatever happens to one of them."""
+"""Tests jobs of several processes on this machine: faults of one process, seen by all."""
 
 import fcntl
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support.launch_programs import LAUNCH, program
-from support.processes import PATIENCE, ROOT, environment, finish, free_port
+from support.processes import environment, finish, free_port
 from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
@@ -67,14 +65,14 @@ def here(workdir, settings, dataset=None, devices=4):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that nothing happens to."""
+    """A run without a fault."""
     folder = tmp_path_factory.mktemp("whole")
     here(folder, GROUPS)
     return folder
 
 
 def stopped_at(ends, code):
-    """The step that every process stopped after, which process 0 says once."""
+    """Returns the step after which every process stopped; process 0 prints it once."""
     assert [end[0] for end in ends] == [code] * len(ends), ends
     assert "To go on, give the same command again" in ends[0][1]
     for _, errors in ends[1:]:
@@ -83,19 +81,18 @@ def stopped_at(ends, code):
 
 
 def test_a_signal_to_one_of_two_processes_stops_both(tmp_path, job):
-    """SIGTERM to one of them: both save the same step and exit with 42."""
     cut = tmp_path / "cut"
     ends = job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3))
     step = stopped_at(ends, 42)
     assert 3 <= step < 26
     assert "stopping as soon as the state is saved" in ends[1][1]
     assert checkpoint.load_tree(cut)[0] == step
-    assert list(losses(cut)) == list(range(1, step + 1))  # process 0 tells each step, once
+    assert list(losses(cut)) == list(range(1, step + 1))  # one line for each step
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_while_it_loads_ends_both(tmp_path, job):
-    """With 42 too, so that a scheduler starts them again; nobody waits for the other."""
+    """The code is 42, so that a scheduler starts them again, and no process waits."""
     began = time.monotonic()
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("term_loading", 1, 0))
     assert [code for code, _ in ends] == [42, 42], ends
@@ -122,8 +119,7 @@ def test_any_number_of_processes_goes_on(tmp_path, job):
 
 @pytest.mark.slow
 def test_other_numbers_of_devices_go_on(tmp_path, whole, job):
-    """`ordered`: the next loss has the same bits on any number of them, later ones agree to
-    rounding, as the trunk's gradient does."""
+    """With `ordered` the next loss has the same bits; later ones agree to rounding."""
     cut = tmp_path / "cut"
     step = stopped_at(job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3)), 42)
     one = losses(whole)
@@ -175,7 +171,7 @@ def test_an_exception_in_one_ends_all(tmp_path, job):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_process_ends_the_others_as_a_stall_does(tmp_path, job, lost):
-    """Another start helps, so that schedulers must not take it for a mistake."""
+    """Schedulers start a stalled run again, unlike one with a mistake."""
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("kill", lost, 5))
     assert [code for code, _ in ends] == ([75, -9] if lost else [-9, 75]), ends
     told = "process 0 of 2:" if lost else "jax has ended this process|process 1 of 2:"
@@ -187,8 +183,8 @@ def test_a_lost_process_ends_the_others_as_a_stall_does(tmp_path, job, lost):
     ("twist", "last"),
     [(("hang", 1, 5), "step 4"), (("hang_saving", 1, 26), "the start of saving step 26")],
 )
-def test_a_stall_is_told_with_stacks(tmp_path, job, twist, last):
-    """Of process 1 in a step, or in the last checkpoint, and of process 0, which waits for it."""
+def test_a_stall_prints_stacks(tmp_path, job, twist, last):
+    """Process 1 hangs in a step or in the last checkpoint, and process 0 waits for it."""
     flags = ("--stall_timeout=25",)
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
     assert [code for code, _ in ends] == [75, 75], ends
@@ -203,7 +199,7 @@ def test_a_stall_is_told_with_stacks(tmp_path, job, twist, last):
 
 @pytest.mark.slow
 def test_a_process_that_is_late_is_waited_for(tmp_path, job):
-    """Gloo itself waits for half a minute. At the end process 0 writes a report, alone."""
+    """Gloo itself waits for half a minute. Process 0 alone writes a report at the end."""
     settings, flags = [s.replace("steps=26", "steps=3") for s in GROUPS], ("--report",)
     ends = job(tmp_path / "run", settings, count=2, devices=2, twist=("late", 1, 40), flags=flags)
     assert [code for code, _ in ends] == [0, 0], ends
@@ -211,10 +207,10 @@ def test_a_process_that_is_late_is_waited_for(tmp_path, job):
 
 
 @pytest.mark.slow
-def test_a_refused_port_is_told_to_all(tmp_path, job):
-    """A stranger has it, and answers."""
-    with socket.create_server(("", 0)) as stranger:
-        port = stranger.getsockname()[1]
+def test_all_processes_name_a_port_in_use(tmp_path, job):
+    """Another program listens there, and answers."""
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
         ends = job(tmp_path / "run", GROUPS, count=2, devices=2, port=port)
     assert [code for code, _ in ends] == [1, 1], ends
     assert f"process 0 cannot listen on port {port} (Address already in use)" in ends[0][1]
@@ -256,7 +252,7 @@ def test_an_evaluation_is_of_one_network_with_one_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_mistakes_are_told_once(tmp_path, job):
+def test_a_mistake_is_printed_once(tmp_path, job):
     """A mesh that does not fit, on both; a folder in use, which only process 0 sees."""
     ends = job(tmp_path / "run", ("mesh.group=3",), count=2, devices=2)
     assert [code for code, _ in ends] == [1, 1], ends
@@ -282,7 +278,7 @@ def test_mistakes_are_told_once(tmp_path, job):
 
 @pytest.mark.slow
 def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
-    """The second of three is killed: the other two go on with four of six groups to the end."""
+    """The second of three is killed: the other two finish with four of six groups."""
     settings = (
         *("model.groups=6", "model.conv_channels=(8,12)", "model.depth=1", "train.steps=50"),
         *("mesh.group=3", "mesh.data=1"),
@@ -310,8 +306,10 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
     ("twist", "lost"), [(("kill_giving", 2, 3), [2]), (("kill_testing", "1,3", 0), [1, 3])]
 )
 def test_processes_lost_in_a_save_and_in_an_evaluation(tmp_path, job, twist, lost):
-    """One of four in the save, two at once in the final evaluation: the others notice together,
-    also those that wait for a process that lives, and evaluate the network that is left."""
+    """One of four is lost in a save, or two at once in the final evaluation.
+
+    The others notice together and evaluate the network that is left.
+    """
     settings = ("train.steps=3", "model.depth=1", "mesh.group=4", "mesh.data=1")
     options = {"flags": RECOVERABLE, "SILENCE": "10"}
     ends = job(tmp_path / "cut", settings, count=4, devices=1, twist=twist, **options)
@@ -321,66 +319,9 @@ def test_processes_lost_in_a_save_and_in_an_evaluation(tmp_path, job, twist, los
 
 
 @pytest.mark.slow
-def test_a_cut_between_two_hosts(tmp_path, command, hosts):
-    """Short, it costs nothing; for good, the host of process 0 goes on with its own groups."""
-    settings = ("train.steps=100000", "model.depth=1", "mesh.group=2", "mesh.data=1")
-    options = {"twist": ("kill", 9, 0), "SILENCE": "20", "JAX_NUM_CPU_DEVICES": "1"}
-    run, errors, place = tmp_path / "run", "", f"--distributed={hosts.address(0)}:8476,2,"
-    both = [
-        command(run, *settings, flags=(f"{place}{i}", *RECOVERABLE), host=hosts[i], **options)
-        for i in range(2)
-    ]
-
-    def steps():
-        return max((x["step"] for x in metric_lines(run) if "split" not in x), default=0)
-
-    def wait_for(enough):
-        deadline = time.monotonic() + PATIENCE
-        while not enough() and time.monotonic() < deadline:
-            time.sleep(0.5)
-
-    wait_for(lambda: (run / "metrics.jsonl").exists() and steps())
-    for seconds in (8, 8, 0):
-        hosts.cut(seconds)
-        before = steps()
-        wait_for(lambda before=before: steps() > before + 1)
-        lost = metric_lines(run)[-1].get("lost_groups")
-        assert lost == (None if seconds else [2, 3])
-    code, errors = finish(both[1])
-    assert code == 75, errors
-    both[0].send_signal(signal.SIGTERM)
-    assert finish(both[0])[0] == 42
-
-
-@pytest.mark.slow
 def test_a_process_lost_before_the_first_step(tmp_path, job):
-    """The others end, and do not wait for it."""
     settings = ("train.steps=3", "model.depth=1", "mesh.group=2", "mesh.data=1")
     options = {"twist": ("kill_loading", 1, 0), "flags": RECOVERABLE, "SILENCE": "10"}
     ends = job(tmp_path / "cut", settings, count=2, devices=1, **options)
     assert [code for code, _ in ends] == [1, -9], ends
     assert "process 1 was lost before the first step: start all again" in ends[0][1]
-
-
-@pytest.mark.slow
-def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
-    """Of two processes on this machine the second is killed; the first goes on to the end."""
-    python = program(
-        *(tmp_path / "bin", "python"),
-        f'shift 2; exec "{sys.executable}" tests/support/faulty_process.py kill 1 9 "$@"',
-    )
-    words = [f"--config={SPEC}", f"--workdir={tmp_path / 'run'}", "--recoverable", "--noreport"]
-    settings = ("train.steps=400", "model.depth=1", "mesh.group=2", "mesh.data=1")
-    done = subprocess.run(
-        [LAUNCH / "local.sh", "-n", "2", "--cpu", *words, *(f"--config.{s}" for s in settings)],
-        cwd=ROOT,
-        env=environment(PYTHON=str(python), HSVIT_GRACE="1", SILENCE="10"),
-        capture_output=True,
-        text=True,
-        timeout=520,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "local.sh: process 1 ended with code 137" in done.stderr
-    assert "lost process 1 and with it groups or towers 2, 3" in done.stderr
-    step, _, meta = checkpoint.load_tree(tmp_path / "run")
-    assert (step, meta["lost_groups"]) == (400, [2, 3])

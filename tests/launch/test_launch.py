@@ -130,13 +130,14 @@ def test_sky_gives_every_node_its_place(tmp_path, nodes, place):
     env = {
         **{key: value or "" for key, value in sky["envs"].items()},
         "HSVIT_FLAGS": "--config=c4a8:cifar100 --config.seed=1",
+        "HSVIT_BUCKET": "s3://bucket",
         "SKYPILOT_NUM_NODES": nodes,
         "SKYPILOT_NODE_RANK": "2",
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
     }
     done = run(["bash", "-c", sky["run"]], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    given = f"-m hsvit_jax.main --distributed={place} --workdir=/runs/c4a8-cifar100"
+    given = f"-m hsvit_jax.main --distributed={place} --workdir=s3://bucket/c4a8-cifar100"
     given += " --config=c4a8:cifar100 --config.seed=1"
     assert words_of(tmp_path / "given") == given.split()
 
@@ -237,6 +238,6 @@ def test_notebook_runs(cells, tmp_path):
         [python, script], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert f"installing {tmp_path}/checkout\n" in done.stdout and "\nread as " in done.stdout
+    assert f"installing {tmp_path}/checkout\n" in done.stdout and "\npredicted " in done.stdout
     assert (folder / "runs/colab/curves.png").exists()
     assert (folder / "views/digit-votes.png").exists()

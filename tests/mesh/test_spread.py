@@ -30,7 +30,7 @@ NETWORKS = {
 }
 #: Of which the numbers alone are compared.
 OTHERS = {
-    "separable": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded", separable=True)),
+    "separable": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded", convolution="separable")),
     "tiles": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8, tiles=(2, 4))),
 }
 WAYS = NETWORKS | OTHERS
@@ -331,7 +331,7 @@ def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
     "changes, message",
     [
         ({"towers": 3}, r"cannot split into towers=3: choose one of 1, 2, 4, 8"),
-        ({"towers": 2, "trunk": "sharded"}, "leave trunk at 'replicated'"),
+        ({"towers": 2, "trunk": "sharded"}, "set trunk='replicated'"),
         ({"towers": 2, "groups": 0}, "need both convolution and attention groups"),
     ],
 )

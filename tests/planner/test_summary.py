@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from hsvit_jax import artifacts, main, models, train
 from hsvit_jax import config as configs
+from hsvit_jax import models, train
 from hsvit_jax.models import costs
 from hsvit_jax.planner import summary
 from hsvit_jax.train import optim
@@ -63,18 +63,6 @@ def test_the_text(uncompiled):
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
 
 
-def test_the_optimizer_may_be_named(uncompiled, capsys):
-    words = ["summary", "--config=c2a2:digits,tiny", "--config.optim.name=sgd"]
-    assert main.main(["hsvit", *words]) == 0
-    assert " sgd moments" in capsys.readouterr().out
-
-
-def test_muon_keeps_one_moment_of_a_kernel():
-    config, model = network("small", 32, 3, 10, "fast")
-    count = costs.parameters(model)
-    assert 4 * count < optim.moment_bytes(config.optim, model) < 6 * count
-
-
 def test_the_memory_of_compiled_programs():
     """And an evaluation by default needs no more memory than the training step."""
     config, model = network("small", 32, 3, 10, "conv_only")
@@ -88,11 +76,6 @@ def test_the_memory_of_compiled_programs():
     assert 4 * costs.parameters(model) + images < evaluated < large
     config.eval.batch = 3
     assert configs.eval_batch(config) == 3
-
-
-def test_bytes():
-    numbers = (0, 1023, 1024, 5 * 2**40)
-    assert [*map(artifacts.byte_text, numbers)] == ["0 B", "1023 B", "1 KiB", "5 TiB"]
 
 
 def test_a_paper_s_own_count_stands_beside_ours(uncompiled):

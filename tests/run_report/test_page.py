@@ -60,7 +60,7 @@ def test_a_page_holds_everything_and_fetches_nothing(page):
     assert "http" not in page.replace("http-equiv", "")
     assert "python <b>train</b>" in read.text and "\x1b" not in page
     assert "val accuracy on 21 images; 95 % interval" in text
-    before = text.partition("test, at the end of training, accuracy on 23 images")[0]
+    before = text.partition("final test accuracy on 23 images")[0]
     assert before.split()[-1] == "30.00%"  # by this very checkpoint
     assert "--config.train.batch=16" in text
 
@@ -115,7 +115,7 @@ def test_images_are_named_and_all_wrong_ones_listed(tmp_path):
     page = path.read_text("utf-8")
     links = [source for source in Reader(page).sources if not source.startswith("data:")]
     assert len(links) == 20 and "photos/%3Drow%201%20%3Cb%3E%25.png" in links  # but the one gone
-    assert "photos/=row 0 &lt;b&gt;%.png" in page and "r-wrong.csv lists all" in page
+    assert "photos/=row 0 &lt;b&gt;%.png" in page and "r-wrong.csv lists every" in page
     with (tmp_path / "r-wrong.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     p = trained.predict(dataset.val.images)
@@ -131,7 +131,7 @@ def test_images_are_named_and_all_wrong_ones_listed(tmp_path):
 def test_names_follow_images_into_parts_and_subsets(tmp_path):
     class_folders(tmp_path / "photos", ["a", "b"])
     (tmp_path / "photos" / "a" / "0.png").write_bytes(b"no image")
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="ignored|dropped"):
         dataset = data.load(
             f"folder={tmp_path}/photos", data_dir=str(tmp_path), on_bad_image="skip"
         )
@@ -197,7 +197,7 @@ def test_probabilities_by_the_temperature_of_the_report(tmp_path, monkeypatch, c
     for text in (json.dumps(kept | {"step": 99}), "[" * 100_000, '{"step": 3, "temperature": 0}'):
         (tmp_path / "calibration.json").write_text(text)
         assert main.main([*words, "--calibrated"]) == 1
-        assert "has none of step 3: say hsvit report" in capsys.readouterr().err
+        assert "has no calibration of step 3: run hsvit report" in capsys.readouterr().err
 
 
 def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     found = findings.find(trained, dataset, "val")
     assert found.wrong == found.unsure == []
     path = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
-    assert path.read_text("utf-8").count("0 of 0 shown") == 2
+    assert path.read_text("utf-8").count("No image is misclassified.") == 1
 
 
 def test_logits_that_are_not_finite_are_no_predictions():

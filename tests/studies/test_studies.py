@@ -3,14 +3,13 @@
 import csv
 import json
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.studies import crossval, curves, lr_find, study
+from hsvit_jax.studies import crossval, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -133,20 +132,6 @@ def test_every_network_of_a_study_can_be_built(name, stride):
             models.build(settings.model.to_dict(), **sizes)
 
 
-def test_the_sensitivity_studies_change_what_they_say():
-    for name, kernels in (("fig5", lambda x, g: x), ("fig6", lambda x, g: x * g)):
-        for cell in study.load(study.find(name)).cells:
-            model = config.get_config("c2a2:digits", *cell.settings).model
-            assert model.conv_channels[-1] == kernels(cell.x, cell.line)
-            assert model.groups == cell.line
-
-
-def test_the_rate_follows_the_batch_as_in_the_script_of_dhvt():
-    for cell in study.load(study.find("dhvt_table5")).cells:
-        settings = config.get_config("dhvt:cifar100,paper", *cell.settings)
-        assert settings.optim.learning_rate == 1e-3 * settings.train.batch / 512
-
-
 OWN_STUDY = """
 from hsvit_jax.studies.study import Cell, Study
 
@@ -183,29 +168,3 @@ def test_curves_of_runs(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"{runs[2]} is skipped" in said and "short was never evaluated" in said
     assert main.main(["hsvit", "curves", str(runs[2]), f"--out={tmp_path}/d.png"]) == 1
-
-
-def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):
-    """Also a run without validation, of one evaluation, the twelfth, and names as Matplotlib's."""
-    figures = []
-    monkeypatch.setattr(
-        curves.artifacts, "save_figure", lambda figure, path: figures.append(figure)
-    )
-    trained = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
-    tested = [{"step": step, "split": "val", "accuracy": step / 4} for step in (1, 3)]
-    names = ["without", "_a", "$x_$", *(f"run{i}" for i in range(9)), "short"]
-    runs = {name: trained + tested for name in names}
-    curves.draw(runs | {"without": trained, "short": trained + tested[:1]}, tmp_path / "c.png")
-    accuracies, losses = (axes.lines for axes in figures[0].axes)
-    looks = [[(x.get_color(), x.get_linestyle()) for x in lines] for lines in (accuracies, losses)]
-    assert looks[0] == looks[1][1:] and len(set(looks[1])) == len(names)
-    assert accuracies[-1].get_marker() == "o" and accuracies[0].get_marker() == ""
-    assert [text.get_text() for text in figures[0].legends[0].texts] == names
-
-
-def test_runs_have_names_of_their_own(tmp_path, monkeypatch):
-    for place in ("run", "a/run"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "metrics.jsonl").write_text('{"step": 1, "split": "val"}\n')
-    monkeypatch.chdir(tmp_path / "run")
-    assert [*curves.read([Path("."), Path("../a/run")])] == ["run", str(tmp_path / "a/run")]

@@ -109,7 +109,7 @@ def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, cut, capsys, 
     said = f"step {stopped} was saved without an evaluation, and the run ends at step 1: "
     errors = capsys.readouterr().err
     assert (said in errors) == (best != stopped)
-    assert f"the run is at step {stopped} already, beyond the 1 asked for: nothing" in errors
+    assert f"the run is at step {stopped} already, beyond the requested 1: nothing" in errors
     assert (tmp_path / "config.json").read_text() == before
 
 
@@ -164,7 +164,7 @@ def test_another_batch_goes_on_after_the_same_images(tmp_path, halved, capsys, b
     assert rates[1] == pytest.approx(0.5e-3, rel=0.02)  # half of a cosine's way
     assert rates == sorted(rates, reverse=True)
     said = capsys.readouterr().out
-    assert f"after 8 of 16 steps of 16 images, 2 epochs, the run goes on with {2 * each}" in said
+    assert f"after 8 of 16 steps of 16 images, 2 epochs, the run resumes with {2 * each}" in said
     assert "the learning rate" not in said
     # As a run that has ended, with the same command again; with another length it goes on.
     assert train.train(config, tmp_path, dataset=small_dataset(), verbose=False).step == done.step
@@ -192,7 +192,7 @@ def test_a_key_that_is_newer_than_a_run_changes_nothing(tmp_path):
 
 
 def test_another_augmentation_of_evaluations_is_refused():
-    saved = json.loads(json.dumps(small_config().to_dict()))
+    saved = small_config().to_dict()
     wanted = {**saved, "eval": {**saved["eval"], "tta": "flip"}}
     with pytest.raises(
         ValueError, match=r"eval\.tta='none', now it is 'flip': the best checkpoint"
@@ -222,7 +222,7 @@ def renamed(names):
         (None, {"model__heads": 4}, ["model.heads: checkpoint 2, config 4"]),
         (None, {"optim__name": "muon"}, ["optim.name='adamw', now it is 'muon'"]),
         (None, {"train__ema_decay": 0.0}, ["train.ema_decay=0.9", "now it is 0.0"]),
-        (None, {"data__mean": (0.5,)}, ["data.mean=[0.3], now it is [0.5]: the network"]),
+        (None, {"data__mean": (0.5,)}, ["data.mean=(0.3,), now it is (0.5,): the network"]),
         (renamed([*NAMES[:-1], "a stranger"]), {}, ["class_names", "row 6", "a stranger"]),
         (renamed(NAMES[::-1]), {}, ["class_names", "another order"]),
         (small_dataset(seed=4), {}, ["fingerprint", "rows-3", "rows-4"]),

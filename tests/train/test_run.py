@@ -367,7 +367,7 @@ def test_a_validation_part_that_cannot_be_trained_on_is_told():
     own = dataclasses.replace(small_dataset(), val_fraction=0.0)
     settings = {"train__select_on": "last", "data__val_fraction": 0.0}
     config = small_config(**settings, recipe="strong")
-    with pytest.warns(UserWarning, match="has a validation part of its own, which is not trained"):
+    with pytest.warns(UserWarning, match="has a validation part, which is not trained"):
         train.prepare(config, dataset=own)
 
 

@@ -218,7 +218,7 @@ def test_indices_are_passed_over():
 #: Family → changes of its constructor, and what is said of them.
 REFUSED = {
     "cvt": [
-        ({"embed_dim": [6, 8, 9]}, r"an entry per stage; as many need widths=\(6, 8, 9\)"),
+        ({"embed_dim": [6, 8, 9]}, r"widths=\(6, 8, 9\) needs one entry for each of depths"),
         ({"cls_token": [False, False]}, "cls_token=.* is not supported"),
         ({"stride_q": [1, 2]}, r"stride_q=\(1, 2\) is not supported; expected \(1, 1\)"),
         ({"padding_q": [1, 1]}, "query_paddings=1 with kernels=5 does not keep the map's size"),
@@ -234,7 +234,7 @@ REFUSED = {
         ({"patch_size": 0}, "patch must be"),
     ],
     "swiftformer": [
-        ({"depths": [1, 2]}, r"depths=\(1, 2\) and widths=\(6, 6, 11\) need one entry per stage"),
+        ({"depths": [1, 2]}, r"widths=\(6, 6, 11\) needs one entry for each of depths"),
         ({"depths": [1, 0, 1]}, "depths must be"),
         ({"down_patch_size": 11}, "a map of 6×7 is too small for a convolution of size 11"),
     ],
@@ -248,7 +248,7 @@ REFUSED = {
         ({"kernels": [4, 3]}, "kernels must be"),
         ({"kernels": [3]}, r"one for each of 2 heads"),
         ({"down_ops": [["", 1], ["", 1]]}, r"needs downsamples\[1\]"),
-        ({"depth": [1]}, r"depths=\(1,\) needs an entry per stage"),
+        ({"depth": [1]}, r"needs one entry for each of depths=\(1,\)"),
     ],
     "timm-fastvit": [
         ({"token_mixers": ["repmixer"]}, r"depths=.* needs an entry per stage"),

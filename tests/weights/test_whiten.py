@@ -44,7 +44,7 @@ def test_filters_come_in_pairs_of_both_signs(towers, monkeypatch):
 
 
 def test_a_family_without_such_a_convolution_is_refused():
-    with pytest.raises(ValueError, match=r"init\.whiten is a start of .* set it to false"):
+    with pytest.raises(ValueError, match=r"init\.whiten needs an HSViT.* set it to false"):
         train.prepare(
             small_config(init__whiten=True, model__ablation="attention_only"), dataset=DATASET
         )
@@ -53,5 +53,5 @@ def test_a_family_without_such_a_convolution_is_refused():
 def test_a_kernel_larger_than_the_image_is_refused():
     settings = {"model__conv_kernels": (9, 3)}
     train.prepare(small_config(**settings), dataset=DATASET)
-    with pytest.raises(ValueError, match=r"\(9, 3\) has one larger .*\(8, 8\): set it"):
+    with pytest.raises(ValueError, match=r"conv_kernels=9, .*\(8, 8\) is smaller: set it"):
         train.prepare(small_config(init__whiten=True, **settings), dataset=DATASET)

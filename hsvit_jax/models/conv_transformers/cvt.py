@@ -43,7 +43,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CvTConfig(StageSizes):
-    """Sizes of a CvT; a tuple has one entry per stage, and `drop_path_of` is told by the module."""
+    """Sizes of a CvT; a tuple has one entry per stage, and the module describes `drop_path_of`."""
 
     patches: tuple[int, ...] = settings.patch((7, 3, 3), meaning="patch size of each stage")
     strides: tuple[int, ...] = settings.stride((4, 2, 2), "stride of each stage")
@@ -242,7 +242,7 @@ class CvT(Network):
         return bound["head"](bound["norm"](x_BTD[:, 0]))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`, from the stages' maps and their keys' maps."""
+        """Overrides `Network.grid` with the stages' maps and their keys' maps."""
         c = self.config
         for stage, query_map in enumerate(c.maps()):
             for rows, columns in (query_map, c.key_map(stage)):

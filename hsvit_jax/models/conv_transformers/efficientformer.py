@@ -202,7 +202,7 @@ class EfficientFormer(Network):
         return bound["head"](x_BTD.mean(1))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`: the last map's rows and columns."""
+        """Overrides `Network.grid` with the last map's rows and columns."""
         return grid_of(self.config.maps()[-1:], tokens)
 
 

@@ -252,7 +252,7 @@ class EfficientViT(Network):
         return bound["head"](x_BC)
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`: of a stage whose windows have as many places."""
+        """Overrides `Network.grid` with a stage whose windows have as many places."""
         sides = map(self.config.window, range(len(self.config.depths)))
         return grid_of(((side, side) for side in sides), tokens)
 

@@ -233,7 +233,7 @@ class RepMixer(Branches):
 
 
 class Positions(Foldable):
-    """x + depthwise convolution(x), which tells places apart."""
+    """x + depthwise convolution(x), which encodes positions."""
 
     def __init__(self, width: int, size: int, key: Array, fused: bool) -> None:
         conv = Conv(width, width, size, key, groups=width)
@@ -384,7 +384,7 @@ def _stem(c: FastViTConfig, key: Array) -> Chain:
 
 
 def _stage(c: FastViTConfig, number: int, key: Array) -> Chain:
-    """Where the stage has them a downsampling and a positional convolution, and blocks."""
+    """Applies a stage: optional downsampling and positional convolution, then blocks."""
     down_key, position_key, *keys = jax.random.split(key, c.depths[number] + 2)
     size, first = c.position_kernels[number], sum(c.depths[:number])
     rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[first:]
@@ -421,7 +421,7 @@ class FastViT(Network):
         return bound["head"](x_BC)
 
     def fused(self, params: dict, stats: dict) -> tuple["FastViT", dict, dict]:
-        """As `Network.fused`: every sum of branches as one convolution with a bias."""
+        """Overrides `Network.fused`: every sum of branches becomes one convolution with a bias."""
         config = dataclasses.replace(self.config, fused=True)
         if self.config.fused:
             return self, params, stats
@@ -443,7 +443,7 @@ class FastViT(Network):
         return type(self)(config, self.dtype), *narrow
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`: of a stage with attention."""
+        """Overrides `Network.grid` with a stage that has attention."""
         stages = zip(self.config.maps(), self.config.mixers, strict=True)
         return grid_of((size for size, mixer in stages if mixer == "attention"), tokens)
 

@@ -49,7 +49,7 @@ class MobileViTConfig(StageSizes):
     channels: tuple[int, ...] = settings.width(
         (16, 32, 64, 96, 128, 160, 640), "channels of each stage"
     )
-    widths: tuple[int, ...] = settings.widths((144, 192, 240))
+    widths: tuple[int, ...] = settings.widths((144, 192, 240), per="")
     heads: int = settings.heads(4)
     mlp_ratio: float = settings.mlp_ratio(2.0)
     expand_ratio: float = settings.ratio(4.0, "expansion ratio of an inverted residual")

@@ -267,7 +267,7 @@ class SMT(Network):
         return bound["head"](bound.through_stages(images_BHWC, context).mean((1, 2)))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`: of a stage whose map has as many places."""
+        """Overrides `Network.grid` with a stage whose map has as many places."""
         return grid_of(self.config.maps(), tokens)
 
 

@@ -1,7 +1,7 @@
 """HSViT on a convolutional network: each channel of its last map is a token.
 
 The channels' maps are projected, split into attention groups, attended to, averaged and classified
-as in HSViT; only the trunk's convolutions are another network's, usually pretrained and frozen.
+as in HSViT. Only the trunk's convolutions are another network's, usually pretrained and frozen.
 
 A sharded backbone costs one all-gather for each convolution that is neither the first nor
 depthwise (a shortcut shares its block's) and one of the means for each squeeze-and-excitation; its
@@ -38,9 +38,9 @@ BACKBONES: Mapping[str, Family] = {
 
 
 def backbone_settings(name: str) -> dict[str, Any]:
-    """All settings of a backbone: a family's name and its variant's, such as 'resnet50'.
+    """Returns all settings of a backbone: a family's name with a variant's, such as 'resnet50'.
 
-    A family's name alone stands for its defaults. Raises ValueError for another name.
+    A family's name alone means its defaults. Raises ValueError for another name.
     """
     family = _family(name)
     variant = name.removeprefix(family.name).removeprefix("_")
@@ -60,29 +60,21 @@ def _family(name: str) -> Family:
     )
 
 
-def _named(family: Family, variant: str) -> str:
-    """The name of a backbone: 'resnet50', 'efficientnet_b0', 'mobilenet_v2_1.0'."""
-    return f"{family.name}{'' if family.name == 'resnet' else '_'}{variant}"
-
-
-def _variant(name: str) -> dict[str, Any]:
-    return {"backbone": name, "backbone_settings": backbone_settings(name)}
-
-
-#: Backbones by name, each with the settings of its own family as a section.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    name: _variant(name)
+#: Backbones by name, such as 'resnet50', 'efficientnet_b0' and 'mobilenet_v2_1.0'.
+_NAMES: Mapping[str, tuple[Family, str]] = {
+    f"{family.name}{'' if family.name == 'resnet' else '_'}{variant}": (family, variant)
     for family in BACKBONES.values()
-    for name in (_named(family, variant) for variant in family.variants)
+    for variant in family.variants
+}
+#: Each with the settings of its own family as a section.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    name: {"backbone": name, "backbone_settings": backbone_settings(name)} for name in _NAMES
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class BackboneHSViTConfig(GroupSizes):
-    """Every size; backbone: of the network whose last map is read, made for the same images.
-
-    Raises ValueError for sizes that do not fit.
-    """
+    """Sizes of attention groups, and of the backbone whose last map they read."""
 
     backbone: ConvNetConfig = dataclasses.field(kw_only=True)
     groups: int = settings.width(64, "attention groups; 0: none", low=0)
@@ -107,16 +99,6 @@ class BackboneHSViTConfig(GroupSizes):
     def conv_channels(self) -> tuple[int, ...]:
         """Channels out of every convolution; the last ones are tokens."""
         return self.backbone.widths
-
-    @property
-    def convolution(self) -> bool:
-        """True: a backbone always convolves."""
-        return True
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one group, its CLS included."""
-        return self.conv_channels[-1] // self.groups + 1
 
 
 #: The settings of a `model` section, beside the section of the backbone's own.
@@ -145,7 +127,7 @@ class BackboneHSViT(HSViT):
         return parts
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
-        """As `Network.spread_axis`: groups, and the output channels of a sharded backbone."""
+        """Returns the axis of groups, or of the output channels of a sharded backbone."""
         if path[0] == "groups":
             return 0
         if self.config.trunk != "sharded" or path[0] != "backbone":
@@ -166,7 +148,7 @@ class BackboneHSViT(HSViT):
         return bound["trunk"](x_BHWC, context, first_token)
 
     def feature_network(self) -> tuple[str, Network]:
-        """The backbone's family, and its classifier of the same sizes."""
+        """Returns the backbone's family, and its classifier of the same sizes."""
         backbone = self.config.backbone
         family = next(f for f in BACKBONES.values() if isinstance(backbone, f.config))
         return family.name, ConvNet(backbone, self.dtype)
@@ -181,13 +163,13 @@ def _config(
     num_classes: int,
     **settings: Any,
 ) -> BackboneHSViTConfig:
-    """The sizes; `backbone` names a family, with or without a variant, of `backbone_settings`."""
+    """Returns the sizes; `backbone` names the family of `backbone_settings`."""
     family = _family(backbone)
     other = sorted(set(backbone_settings) ^ set(family.defaults))
     if other:
         raise ValueError(
-            f"model.backbone={backbone!r} is of the family {family.name}, which does not "
-            f"agree with the keys of model.backbone_settings in {', '.join(other)}"
+            f"model.backbone={backbone!r} and the keys of model.backbone_settings differ in "
+            f"{', '.join(other)}: set both to one family"
         )
     sizes = {"image_size": image_size, "num_classes": num_classes}
     backbone_config = family.sizes(backbone_settings, channels=image_channels, **sizes)
@@ -197,7 +179,7 @@ def _config(
 
 
 def _backbone_keys(settings: Mapping[str, Any]) -> Mapping[str, Key]:
-    """The backbone's own settings; those of its classifier, which groups replace, are not read."""
+    """Returns the backbone's settings; nothing reads those of its classifier."""
     keys = dict(_family(settings["backbone"]).keys)
     for name in keys.keys() & {"dropout", "pooling"}:
         keys[name] = dataclasses.replace(keys[name], when=[{"model.backbone": ()}])
@@ -205,7 +187,7 @@ def _backbone_keys(settings: Mapping[str, Any]) -> Mapping[str, Key]:
 
 
 def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run: the backbone's own, and few groups."""
+    """Returns the sizes of a smoke run: the backbone's, and few groups."""
     changes = _family(settings["backbone"]).tiny(settings["backbone_settings"])
     return {f"backbone_settings.{k}": v for k, v in changes.items()} | {"groups": 4, "heads": 2}
 
@@ -214,7 +196,7 @@ FAMILY = Family(
     name="hsvit_backbone",
     keys=KEYS,
     sections={"backbone_settings": _backbone_keys},
-    defaults={**{name: key.default for name, key in KEYS.items()}, **_variant("resnet50")},
+    defaults={**{name: key.default for name, key in KEYS.items()}, **VARIANTS["resnet50"]},
     variants=VARIANTS,
     default_variant="resnet50",
     config=_config,
@@ -223,9 +205,9 @@ FAMILY = Family(
     config_file="backbone",
     native_size=224,
     native_sizes={
-        _named(family, variant): size
-        for family in BACKBONES.values()
-        for variant, size in family.native_sizes.items()
+        name: family.native_sizes[variant]
+        for name, (family, variant) in _NAMES.items()
+        if variant in family.native_sizes
     },
     paper_recipe="hsvit_backbone",
     tiny=_tiny,

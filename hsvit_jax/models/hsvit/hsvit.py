@@ -33,13 +33,7 @@ from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit import growth, votes
 from hsvit_jax.models.hsvit.groups import Groups
-from hsvit_jax.models.hsvit.sizes import (
-    KEYS,
-    VARIANTS,
-    HSViTConfig,
-    check_tiles,
-    default_strides,
-)
+from hsvit_jax.models.hsvit.sizes import VARIANTS, HSViTConfig
 from hsvit_jax.models.hsvit.trunk import Trunk
 from hsvit_jax.models.network import (
     UNSHARDED,
@@ -51,13 +45,11 @@ from hsvit_jax.models.network import (
 )
 from hsvit_jax.ops import normalise
 
-__all__ = ["FAMILY", "VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides"]
-
 Array = jax.Array
 
 
 class Head(nnx.Module):
-    """The final prediction from the averaged CLS token: LayerNorm, fully connected layer."""
+    """The final prediction from the averaged CLS token: LayerNorm and a linear classifier."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.norm_scale = nnx.Param(jnp.ones(c.embed_dim))
@@ -73,15 +65,14 @@ class Head(nnx.Module):
 class HSViT(Network):
     """One trunk, whose kernels all groups share (section 3.1), as in the authors' code.
 
-    A subclass may replace modules. Other groups are taken to read each other: they run on one
-    device, together, unless the subclass says otherwise.
+    A subclass may replace modules. Its own groups run together on one device, unless it sets
+    `splits` and `independent`.
 
     Parameters: {'trunk', 'groups' (each leaf with a leading G axis), 'head'}.
 
     Attributes:
-        trunk_module, groups_module, head_module: classes of the modules, called with the config and
-            a key.
-        splits: 'groups' where a group reads others by `GroupShard` alone; see `Network`.
+        trunk_module, groups_module, head_module: classes of the modules; each takes config and key.
+        splits: 'groups' if a group reads others by `GroupShard` alone; see `Network`.
         independent: whether a group reads nothing of another one.
         silent: numbers of groups without a vote, see `silencing`.
     """
@@ -123,7 +114,7 @@ class HSViT(Network):
 
     @staticmethod
     def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Network.tiny`; there are as many convolution blocks as in `settings`."""
+        """Returns changes as `Network.tiny`, for as many convolution blocks as in `settings`."""
         channels = (8,) * (len(settings["conv_channels"]) - 1) + (16,)
         return {"conv_channels": channels, "groups": 4, "depth": 2, "embed_dim": 16, "heads": 2}
 
@@ -135,7 +126,7 @@ class HSViT(Network):
         return parts
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """See `Network.grid`: the map of a kernel, of a tile where there are tiles."""
+        """Returns the map of a kernel, as `Network.grid`; with tiles it is a tile's."""
         return grid_of([self.config.map_size], tokens)
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
@@ -148,12 +139,12 @@ class HSViT(Network):
     def without(self, lost: Collection[int]) -> Network:
         if not self.voters or self.config.trunk == "sharded":
             raise ValueError("only independent groups behind a whole trunk can be lost")
-        if self.config.votes == "learned":  # their normalisation needs the lost groups' weights
+        if self.config.votes == "learned":  # normalised by all groups' weights
             raise ValueError("a network with model.votes='learned' cannot lose groups in training")
         return super().without(lost)
 
     def silencing(self, lost: Collection[int]) -> "HSViT":
-        """This network with a weight of 0 for the votes of these groups or towers."""
+        """Returns this network with votes of weight 0 for these groups or towers."""
         silenced, left = copy.copy(self), self.without(lost).group_ids()
         silenced.silent = frozenset(range(self.config.groups)) - frozenset(left.tolist())
         return silenced
@@ -167,7 +158,7 @@ class HSViT(Network):
         return resized
 
     def group_ids(self) -> np.ndarray:
-        """Ascending numbers of the attention groups that are not lost, nor their towers."""
+        """Returns the sorted numbers of the surviving attention groups."""
         per_unit = self.config.groups // max(self.group_axis_limit + len(self.lost), 1)
         ids = (g for g in range(self.config.groups) if g // per_unit not in self.lost)
         return np.fromiter(ids, np.int32)
@@ -179,12 +170,12 @@ class HSViT(Network):
         context: ForwardContext,
         first_group: Array | int = 0,
     ) -> Array:
-        """CLS tokens (G, B, D) of this device's groups after self-attention.
+        """Returns CLS tokens (G, B, D) of this device's groups after self-attention.
 
         Args:
             bound: the modules with their parameters.
-            images_BHWC: normalised, as every device has them.
-            first_group: number of the network's first group; a tower's is not 0.
+            images_BHWC: normalised images, the same on every device.
+            first_group: number of the network's first group, which is not 0 for a tower.
         """
         c, shard, sharded = self.config, context.shard, self.config.trunk == "sharded"
         per_group = c.conv_channels[-1] // c.groups
@@ -195,27 +186,23 @@ class HSViT(Network):
         z_BCD = self.channel_tokens(bound, images_BHWC, context, kernels, first_token)
         # z[kN : (k+1)N]: contiguous embeddings make a group.
         z_BGTD = z_BCD.reshape(images_BHWC.shape[0], -1, per_group, z_BCD.shape[-1])
-        if self.lost and z_BGTD.shape[1] > self.group_axis_limit:  # a part's trunk lacks them
+        # The trunk of a part has only the surviving groups' kernels.
+        if self.lost and z_BGTD.shape[1] > self.group_axis_limit:
             z_BGTD = z_BGTD[:, self.surviving()]
         if shard.ordered:  # the trunk's fusions must not depend on the mesh
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
             z_BGTD = shard.slice(z_BGTD, 1)
-        # z_k ← z_k + MHSA(LN(z_k)), of which the CLS tokens go on.
-        if shard.ordered:
-            if not self.independent:
-                raise ValueError(
-                    "mesh.aggregate='ordered' computes each attention group by itself, and those "
-                    f"of {type(self).__name__} read each other: set 'psum'"
-                )
-            return self._group_by_group(bound.trees("groups")[0], z_BGTD, context, group_ids_G)
-        return bound["groups"](z_BGTD, context, group_ids_G)
-
-    def _group_by_group(
-        self, params: dict, z_BGTD: Array, context: ForwardContext, group_ids_G: Array
-    ) -> Array:
-        """`Groups` on one group at a time: a product's rounding can depend on its batch's size."""
-        cls = []
+        # z_k ← z_k + MHSA(LN(z_k)), up to the CLS tokens.
+        if not shard.ordered:
+            return bound["groups"](z_BGTD, context, group_ids_G)
+        if not self.independent:
+            raise ValueError(
+                "mesh.aggregate='ordered' computes each attention group by itself, and those "
+                f"of {type(self).__name__} read each other: set 'psum'"
+            )
+        # One group at a time: a product's rounding can depend on the number of groups.
+        cls, params = [], bound.trees("groups")[0]
         for i in range(len(group_ids_G)):
             group = {"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}
             groups = self.bind(group, {})["groups"]
@@ -230,19 +217,19 @@ class HSViT(Network):
         kernels: GroupShard,
         first_token: Array | int,
     ) -> Array:
-        """Image-level embeddings (B, C, D) of this device's kernels, numbered from first_token."""
+        """Returns embeddings (B, C, D) of this device's kernels, numbered from first_token."""
         return bound["trunk"](images_BHWC, context, kernels, first_token)
 
     def cls_tokens(
         self, bound: BoundModules, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        """CLS tokens (G, B, D) of this device's groups, and new statistics."""
+        """Returns CLS tokens (G, B, D) of this device's groups, and new statistics."""
         return self.group_cls(bound, images_BHWC, context), bound.stats()
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        """CLS = 1/K · Σ_k z_k[0] of all devices' groups, logits = FC(LN(CLS))."""
+        """Returns FC(LN(CLS)) for CLS = 1/K · Σ_k z_k[0] of all devices' groups."""
         c, bound = self.config, self.bind(params, stats)
         if not c.groups:
             cls_BD = self.channel_tokens(bound, images_BHWC, context, UNSHARDED, 0).mean(1)
@@ -254,27 +241,26 @@ class HSViT(Network):
         if weights_GB is not None and self.lost:
             weights_GB = weights_GB[ids_G]
         cls_BD = votes.average(cls_GBD, weights_GB, self.learned(params), context.shard)
-        g, batch, d = cls_GBD.shape  # and of each group's CLS token alone
-        head = bound["head"]
+        (g, batch, d), head = cls_GBD.shape, bound["head"]
         context.call_hook(
             "votes", lambda: head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
         )
         return head(cls_BD), stats
 
     def learned(self, params: dict) -> Array | None:
-        """The learned weights of the groups in `params`; None for the plain average."""
+        """Returns the learned weights of the groups in `params`; None for the plain average."""
         vote = self.body(params)["groups"].get("vote")
         return None if vote is None else vote.reshape(-1)
 
     def terms(self, params: dict, stats: dict, images_BHWC: Array) -> Array:
-        """Each group's CLS token times its weight, in evaluation: the terms (G, B, D) of a `tally`.
+        """Returns each group's CLS token times its weight, the terms (G, B, D) of a `tally`.
 
-        They are float32 at least.
+        They are an evaluation's, in at least float32.
         """
         x_BHWC = images_BHWC.astype(self.dtype)
         context = ForwardContext(False, None, jnp.arange(x_BHWC.shape[0]))
         cls_GBD = self.cls_tokens(self.bind(params, stats), x_BHWC, context)[0]
-        cls_GBD = cls_GBD.astype(jnp.promote_types(cls_GBD.dtype, jnp.float32))
+        cls_GBD = normalise.wide(cls_GBD)
         if (vote_G := self.learned(params)) is not None:
             cls_GBD *= vote_G[:, None, None]
         if self.silent:
@@ -282,7 +268,7 @@ class HSViT(Network):
         return cls_GBD
 
     def saved_multiply_adds(self) -> dict[str, int]:
-        """The last attention block's, which `forward` computes for the CLS token alone."""
+        """Returns those of the last attention block, which `forward` computes for CLS alone."""
         c = self.config
         if not c.groups:
             return {}
@@ -321,7 +307,7 @@ class TowerHSViT(HSViT):
 
     @staticmethod
     def of_one(tree: dict) -> dict:
-        """The tree of a network with one tower, from that of a network without towers."""
+        """Turns the tree of a network without towers into that of a network with one."""
         inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
         outside = {part: tree[part] for part in tree if part not in inside}
         return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
@@ -341,7 +327,7 @@ class TowerHSViT(HSViT):
         return frozen
 
     def init(self, key: Array) -> tuple[dict, dict]:
-        """Initial (params, stats); each tower is initialised as a network of its own."""
+        """Draws (params, stats); each tower starts as a separate network."""
         head_key, *tower_keys = jax.random.split(key, self.config.towers + 1)
         params, stats = super().init(head_key)
         towers, tower_stats = jax.vmap(self.tower.init)(jnp.stack(tower_keys))
@@ -353,14 +339,13 @@ class TowerHSViT(HSViT):
     def cls_tokens(
         self, bound: BoundModules, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        """CLS tokens (G, B, D) of this device's towers' groups, and new statistics."""
+        """Returns CLS tokens (G, B, D) of this device's towers' groups, and new statistics."""
         tower_ids_K = context.shard.slice(self.surviving(), 0)
         tower_context = dataclasses.replace(context, shard=UNSHARDED)
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
-            tower_params, tower_stats, number = tower
-            modules = self.tower.bind(tower_params, tower_stats)
-            first_group = number * self.tower.config.groups
+            *trees, number = tower
+            modules, first_group = self.tower.bind(*trees), number * self.tower.config.groups
             tile_BHWC = self.tile(images_BHWC, number)
             cls_GBD = self.tower.group_cls(modules, tile_BHWC, tower_context, first_group)
             return cls_GBD, modules.stats()
@@ -375,7 +360,7 @@ class TowerHSViT(HSViT):
         return cls.reshape(-1, *cls.shape[2:]), {**bound.stats(), "towers": tower_stats}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
-        """A tower's tile of each image: (B, H / rows, W / columns, C)."""
+        """Returns a tower's tile of each image: (B, H / rows, W / columns, C)."""
         c = self.config
         if c.tiles == (1, 1):
             return images_BHWC
@@ -391,36 +376,12 @@ class TowerHSViT(HSViT):
         return {f"towers.{name}": self.config.towers * macs for name, macs in tower.items()}
 
 
-def _strides(settings: Mapping[str, Any], image_size: tuple[int, int]) -> tuple[int, ...]:
-    """The variant's own pool strides for this size of image, or of tile."""
-    tiles = settings["tiles"]
-    check_tiles(image_size, tiles, settings["towers"])
-    if settings["ablation"] == "attention_only":
-        return (1,) * len(settings["conv_kernels"])
-    tile = (image_size[0] // tiles[0], image_size[1] // tiles[1])
-    return default_strides(settings["variant"], tile)
-
-
-def _config(
-    *, ablation: str, convolution: str, conv_kernels: tuple[int, ...], groups: int, **sizes: Any
-) -> HSViTConfig:
-    """The ablation 'conv_only' leaves out attention, 'attention_only' convolution."""
-    if ablation == "attention_only":
-        conv_kernels = (*conv_kernels[:-1], 0)
-    elif ablation == "conv_only":
-        groups = 0
-    separable = convolution == "separable"
-    return HSViTConfig(conv_kernels=conv_kernels, groups=groups, separable=separable, **sizes)
-
-
 FAMILY = Family(
     name="hsvit",
-    keys=KEYS,
     variants=VARIANTS,
-    default_variant="c2a2",
-    config=_config,
+    config=HSViTConfig,
     network=HSViT,
-    automatic={"pool_strides": _strides},
+    automatic={"pool_strides": lambda settings, image_size: ()},  # `HSViTConfig` fills them
     named_by=("conv_channels", "depth"),
     paper_recipe="hsvit",
 )

@@ -152,7 +152,7 @@ class Trunk(Projection):
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.tokens, self.blocks = c.conv_channels[-1], nnx.List()
-        if not c.convolution:
+        if not c.convolves:
             return
         *block_keys, embed_key = jax.random.split(key, len(c.conv_channels) + 1)
         super().__init__(c, embed_key)

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ from jax import lax
 
 from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
+from hsvit_jax.models.family import Family, check_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
+from hsvit_jax.models.vit import vit
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.activations import gelu
 
@@ -30,48 +31,16 @@ Array = jax.Array
 
 _NORMS = ("batch", "layer")
 
-_T16, _S = {"patch": 16}, {"heads": 8, "embed_dim": 384}
-_S16 = {"patch": 16, "heads": 6, "embed_dim": 384}
-#: Named systems: supplement, table 11, and its ablations of DHVT-T, as changes of the defaults.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "t-patch4": {},
-    "t-patch2": {"patch": 2},
-    "s-patch4": _S,
-    "s-patch2": {**_S, "patch": 2},
-    "t-patch16": _T16,
-    "s-patch16": _S16,
-    "t-imagenet": {**_T16, "heads": 3},
-    "s-heads4": {**_S, "heads": 4},
-    "s-heads6": {**_S, "heads": 6},
-    "t-heads3": {"heads": 3},
-    "t-no-head-tokens": {"head_tokens": False},
-    "t-no-affine": {"affine": False},
-    "t-aggregate-all": {"feed_forward": "daff-aggregate-all"},
-    "t-no-shortcut": {"feed_forward": "daff-no-shortcut"},
-    "t-bn-ln": {"daff_norm": "layer"},
-    "t-ln-bn": {"sope_norm": "layer"},
-    "t-ln-ln": {"sope_norm": "layer", "daff_norm": "layer"},
-} | {
-    f"vit-t{suffix}": {
-        "head_tokens": False,
-        "sope": False,
-        "positions": True,
-        "feed_forward": f"ffn{suffix}",
-    }
-    for suffix in ("", "-split", "-split-aggregate", "-split-average")
-}
 
-
-@dataclasses.dataclass(frozen=True)
-class Operations:
+class Operations(NamedTuple):
     """The operations of a feed-forward besides its two linear maps (supplement, tables 2 and 3).
 
     Attributes:
-        split: the CLS token bypasses it.
+        split: whether the CLS token bypasses it.
         neighbours: over 3×3 patches, a 'depthwise' convolution, an 'average' or none ('').
-        shortcut: a residual connection around the neighbours' operation.
-        aggregate: the patches' mean gates the 'cls' token, 'all' tokens or none ('').
-        norm: after each map.
+        shortcut: whether a residual connection goes around the neighbours' operation.
+        aggregate: whether the patches' mean gates the 'cls' token, 'all' tokens or none ('').
+        norm: whether a norm follows each map.
     """
 
     split: bool = True
@@ -81,11 +50,10 @@ class Operations:
     norm: bool = False
 
 
-_DAFF = Operations(True, "depthwise", True, "cls", True)
 FEED_FORWARDS: Mapping[str, Operations] = {
-    "daff": _DAFF,
-    "daff-no-shortcut": dataclasses.replace(_DAFF, shortcut=False),
-    "daff-aggregate-all": dataclasses.replace(_DAFF, aggregate="all"),
+    "daff": Operations(True, "depthwise", True, "cls", True),
+    "daff-no-shortcut": Operations(True, "depthwise", False, "cls", True),
+    "daff-aggregate-all": Operations(True, "depthwise", True, "all", True),
     "ffn": Operations(split=False),
     "ffn-split": Operations(),
     "ffn-split-aggregate": Operations(aggregate="cls"),
@@ -94,7 +62,7 @@ FEED_FORWARDS: Mapping[str, Operations] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DHVTConfig(Sizes):
+class DHVTConfig(vit.PatchSizes):
     """Sizes of a DHVT, and its ablations.
 
     A patch of SOPE is a power of two, with a stride-2 convolution for each factor. Learned
@@ -132,7 +100,6 @@ class DHVTConfig(Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers.check_patches(self.image_size, self.patch)
         check_heads(self.embed_dim, self.heads)
         if self.sope and (self.patch < 2 or self.patch & (self.patch - 1)):
             raise ValueError(
@@ -146,19 +113,9 @@ class DHVTConfig(Sizes):
             )
 
     @property
-    def hidden(self) -> int:
-        """Width inside a feed-forward."""
-        return scaled(self.embed_dim, self.mlp_ratio)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
-
-    @property
-    def tokens(self) -> int:
-        """Tokens: CLS and patches."""
-        return prod(self.grid) + 1
+    def dim(self) -> int:
+        """Width of a token, D."""
+        return self.embed_dim
 
     @property
     def sope_channels(self) -> tuple[int, ...]:
@@ -170,9 +127,6 @@ class DHVTConfig(Sizes):
     def operations(self) -> Operations:
         """The feed-forward's operations."""
         return FEED_FORWARDS[self.feed_forward]
-
-
-# --- Embedding -----------------------------------------------------------------------------------
 
 
 class Affine(nnx.Module):
@@ -216,7 +170,7 @@ class SOPE(nnx.Module):
             x_BHWC = self.before(x_BHWC)
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x_BHWC = norm(conv(x_BHWC), context)
-            if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one too
+            if i < len(self.convs) - 1 or len(self.convs) == 1:
                 x_BHWC = gelu(x_BHWC)
         if self.after is not None:
             x_BHWC = self.after(x_BHWC)
@@ -243,20 +197,16 @@ class Embedding(nnx.Module):
         return x_BTD if self.position is None else layers.add_bias(x_BTD, self.position[...])
 
 
-# --- Attention and feed-forward ------------------------------------------------------------------
-
-
 class HeadInteractedAttention(nnx.Module):
     """HI-MHSA: attention of the tokens and one additional token per head.
 
-    A head's token is projected from its D/N channels of the tokens' mean; after the attention the
+    A head's token is projected from its D/N channels of the tokens' mean. After the attention the
     head tokens' mean is added to the CLS token. Source: supplement, section 1.
     """
 
-    def __init__(self, dim: int, heads: int, key: Array, *, bias: bool = True) -> None:
-        self.heads = heads
+    def __init__(self, dim: int, heads: int, key: Array, *, bias: bool) -> None:
+        self.heads, width = heads, dim // heads
         attention_key, project_key, embed_key = jax.random.split(key, 3)
-        width = dim // heads
         self.attention = layers.MultiHeadAttention(
             dim, heads, attention_key, bias=bias, init="normal"
         )
@@ -265,7 +215,7 @@ class HeadInteractedAttention(nnx.Module):
         self.embedding = nnx.Param(0.02 * layers.normal(embed_key, (heads, dim)))
 
     def head_tokens(self, x_BTD: Array) -> Array:
-        """(B, T, D) → one token for each head (B, N, D)."""
+        """Returns one token for each head, (B, N, D)."""
         batch, _, dim = x_BTD.shape
         mean_BNE = x_BTD.mean(1).reshape(batch, self.heads, -1)
         parts_BNNE = self.project(mean_BNE).reshape(batch, self.heads, self.heads, -1)
@@ -319,7 +269,7 @@ class DAFF(nnx.Module):
         patches_BPD = t.reshape(batch, -1, dim)
         if self.does.aggregate:
             squeezed = gelu(self.gate["squeeze"](patches_BPD.mean(1, keepdims=True)))
-            weight_B1D = self.gate["excite"](squeezed)  # as it is: no sigmoid
+            weight_B1D = self.gate["excite"](squeezed)  # without a sigmoid
             cls_B1D = cls_B1D * weight_B1D
             if self.does.aggregate == "all":
                 patches_BPD = patches_BPD * weight_B1D
@@ -337,30 +287,10 @@ def _neighbour_mean(x_BHWC: Array) -> Array:
 
 def _block(c: DHVTConfig, drop_path: float, key: Array) -> layers.Block:
     mix_key, feed_key = jax.random.split(key)
-    sizes = (c.embed_dim, c.heads, mix_key)
-    if c.head_tokens:
-        mixer = HeadInteractedAttention(*sizes, bias=c.qkv_bias)
-    else:
-        mixer = layers.MultiHeadAttention(*sizes, bias=c.qkv_bias, init="normal")
+    plain = partial(layers.MultiHeadAttention, init="normal")
+    attention = HeadInteractedAttention if c.head_tokens else plain
+    mixer = attention(c.embed_dim, c.heads, mix_key, bias=c.qkv_bias)
     return layers.Block(c.embed_dim, mixer, DAFF(c, feed_key), eps=1e-6, drop_path=drop_path)
-
-
-class Head(nnx.Module):
-    """LayerNorm, the CLS token, its representation where there is one, a linear classifier."""
-
-    def __init__(self, c: DHVTConfig, key: Array) -> None:
-        d, width = c.embed_dim, c.representation
-        self.norm, represent_key = layers.LayerNorm(d, 1e-6), jax.random.fold_in(key, 0)
-        represent = layers.Linear(d, width, represent_key, init="normal") if width else None
-        self.represent = represent
-        self.linear = layers.Linear(width or d, c.num_classes, key, init="normal")
-
-    def __call__(self, x_BTD: Array) -> Array:
-        """(B, T, D) → logits (B, K)."""
-        x_BD = self.norm(x_BTD[:, 0])
-        if self.represent is not None:
-            x_BD = jnp.tanh(self.represent(x_BD))
-        return self.linear(x_BD)
 
 
 class DHVT(Network):
@@ -374,7 +304,12 @@ class DHVT(Network):
             "encoder": layers.Encoder(
                 map(partial(_block, c), rates, jax.random.split(encoder_key, c.depth))
             ),
-            "head": Head(c, head_key),
+            "head": layers.TokenHead(
+                *(c.dim, c.num_classes, head_key),
+                eps=1e-6,
+                init="normal",
+                representation=c.representation,
+            ),
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
@@ -382,7 +317,7 @@ class DHVT(Network):
         return bound["head"](x_BTD)
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
-        """The supplement's FLOPs, table 11: fvcore's operators without attention's products.
+        """Returns the supplement's FLOPs, table 11: fvcore's without attention's products.
 
         A LayerNorm counts 5 and a BatchNorm 2 for each value, the mean before the squeeze 1.
         """
@@ -401,10 +336,34 @@ class DHVT(Network):
         return total, "multiply-adds without attention's, and normalisation"
 
 
+_T16, _S = {"patch": 16}, {"heads": 8, "embed_dim": 384}
+_VIT = {"head_tokens": False, "sope": False, "positions": True}
+
 FAMILY = Family(
     name="dhvt",
-    variants=VARIANTS,
-    default_variant="t-patch4",
+    variants={  # supplement, table 11, and the ablations of DHVT-T
+        "t-patch4": {},
+        "t-patch2": {"patch": 2},
+        "s-patch4": _S,
+        "s-patch2": {**_S, "patch": 2},
+        "t-patch16": _T16,
+        "s-patch16": {**_S, **_T16, "heads": 6},
+        "t-imagenet": {**_T16, "heads": 3},
+        "s-heads4": {**_S, "heads": 4},
+        "s-heads6": {**_S, "heads": 6},
+        "t-heads3": {"heads": 3},
+        "t-no-head-tokens": {"head_tokens": False},
+        "t-no-affine": {"affine": False},
+        "t-aggregate-all": {"feed_forward": "daff-aggregate-all"},
+        "t-no-shortcut": {"feed_forward": "daff-no-shortcut"},
+        "t-bn-ln": {"daff_norm": "layer"},
+        "t-ln-bn": {"sope_norm": "layer"},
+        "t-ln-ln": {"sope_norm": "layer", "daff_norm": "layer"},
+        **{
+            f"vit-t{suffix}": {**_VIT, "feed_forward": f"ffn{suffix}"}
+            for suffix in ("", "-split", "-split-aggregate", "-split-average")
+        },
+    },
     config=DHVTConfig,
     network=DHVT,
     native_sizes={"t-patch16": 224, "t-imagenet": 224, "s-patch16": 224},

@@ -11,6 +11,7 @@ parameters and FLOPs of tables 3, 4 and 9.
 import dataclasses
 from collections.abc import Mapping
 from functools import reduce
+from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers, settings
-from hsvit_jax.models.family import Family, scaled
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vit import vit
 from hsvit_jax.ops.max_pool import max_pool, windows
@@ -47,13 +48,23 @@ _POOLS = {"stage_depth": settings.ON}
 
 
 @dataclasses.dataclass(frozen=True)
-class HVTConfig(vit.PatchSizes):
-    """Sizes of an HVT; a 2-D pool is padded by pool_window//2, a 1-D one is not."""
+class SmallSizes(vit.PatchSizes):
+    """Sizes that HVT and DeiT share, by default those of DeiT-S."""
 
     patch: int = settings.patch(16, meaning="patch size in pixels; 0: by the image size", low=0)
     heads: int = settings.heads(6)
     head_dim: int = settings.width(64, "width of an attention head")
     depth: int = settings.depth(12, "blocks")
+    mlp_ratio: float = settings.mlp_ratio(4.0)
+    qkv_bias: bool = settings.qkv_bias(True)
+    eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
+    drop_path: float = settings.drop_path(0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class HVTConfig(SmallSizes):
+    """Sizes of an HVT; a 2-D pool is padded by pool_window//2, a 1-D one is not."""
+
     stage_depth: int = settings.depth(3, "blocks between pools; 0: no pools", low=0)
     pool: str = settings.setting(
         "max", "kind of token pooling", choices=("max", "average", "conv"), when=_POOLS
@@ -62,27 +73,26 @@ class HVTConfig(vit.PatchSizes):
         1, "pooling of tokens as a sequence (1) or a map (2)", choices=(1, 2), when=_POOLS
     )
     pool_window: int = settings.kernel(3, "window of a pool", low=2, when=_POOLS)
-    mlp_ratio: float = settings.mlp_ratio(4.0)
-    qkv_bias: bool = settings.qkv_bias(True)
-    eps: float = settings.epsilon(1e-6, meaning="epsilon of normalisation")
-    drop_path: float = settings.drop_path(0.1)
     cls: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_pooling(self)
-
-    @property
-    def hidden(self) -> int:
-        """Width inside a feed-forward."""
-        return scaled(self.dim, self.mlp_ratio)
+        if self.stage_depth and self.pool_dims == 2 and self.pool_window % 2 == 0:
+            raise ValueError(f"pool_window must be odd in 2-D; got {self.pool_window}")
+        for i, (before, after) in enumerate(pairwise(self.lengths())):
+            if min(after) < 1:
+                raise ValueError(
+                    f"{'×'.join(map(str, before))} tokens after block {i} are fewer than "
+                    f"pool_window={self.pool_window}: use fewer pooling stages (a larger "
+                    "model.stage_depth), a smaller model.patch or a larger data.image_size"
+                )
 
     def pools_after(self, block: int) -> bool:
-        """Whether the sequence is pooled after this block."""
+        """Returns whether the sequence is pooled after this block."""
         return self.stage_depth > 0 and block % self.stage_depth == 0
 
     def lengths(self) -> list[tuple[int, ...]]:
-        """The sequence before each block and at the end: (T,), or (rows, columns) of a 2-D pool."""
+        """Lists the lengths before each block and at the end: (T,), or (rows, columns)."""
         now = self.grid if self.pool_dims == 2 else (self.tokens,)
         out = [now]
         for i in range(self.depth):
@@ -93,32 +103,15 @@ class HVTConfig(vit.PatchSizes):
         return out
 
 
-def _check_pooling(c: HVTConfig) -> None:
-    if not c.stage_depth:
-        return
-    if c.pool_dims == 2 and c.pool_window % 2 == 0:
-        raise ValueError(f"pool_window must be odd in 2-D; got {c.pool_window}")
-    for i, (before, after) in enumerate(zip(c.lengths(), c.lengths()[1:], strict=False)):
-        if min(after) < 1:
-            raise ValueError(
-                f"{'×'.join(map(str, before))} tokens after block {i} are fewer than "
-                f"pool_window={c.pool_window}: use fewer pooling stages (a larger "
-                "model.stage_depth), a smaller model.patch or a larger data.image_size"
-            )
-
-
-# --- Modules -------------------------------------------------------------------------------------
-
-
 class Pool(nnx.Module):
-    """Pools the sequence to half its length and adds new positions (equation 5)."""
+    """Pooling of the sequence to half its length, and new positions (equation 5)."""
 
     def __init__(
         self, c: HVTConfig, before: tuple[int, ...], after: tuple[int, ...], key: Array
     ) -> None:
         self.kind, self.window, self.before = c.pool, c.pool_window, before
         conv_key, bias_key, position_key = jax.random.split(key, 3)
-        self.position = vit.positions(position_key, prod(after), c.dim)
+        self.position = nnx.Param(0.02 * layers.normal(position_key, (prod(after), c.dim)))
         self.conv = nnx.Dict()
         if c.pool == "conv":
             fan_in = c.dim * c.pool_window ** len(before)
@@ -135,7 +128,7 @@ class Pool(nnx.Module):
         return layers.add_bias(x.reshape(batch, -1, dim), self.position[...])
 
     def _combined(self, x: Array, pad: int) -> Array:
-        """The maximum, mean (with padding as zeros) or convolution of every window."""
+        """Returns the maximum, mean (padded by zeros) or convolution of every window."""
         if self.kind == "conv":
             dims = ("NWC", "WIO", "NWC") if x.ndim == 3 else ("NHWC", "HWIO", "NHWC")
             kernel = self.conv["kernel"][...].astype(x.dtype)
@@ -173,13 +166,13 @@ class HVT(vit.ViT):
     encoder_module = Encoder
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`; a sequence after 1-D pooling has none."""
+        """Returns the grid as `Network.grid`; a sequence after 1-D pooling has none."""
         c = self.config
         regular = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
         return Network.grid(self, tokens) if regular else None
 
     def at_places(self, x_BTC: Array) -> Array | None:
-        """As `Network.at_places`; a sequence after 1-D pooling is interpolated to its first length.
+        """Returns a map as `Network.at_places`, after 1-D pooling by interpolation.
 
         Source: HVT paper, figure 3.
         """
@@ -190,16 +183,16 @@ class HVT(vit.ViT):
         return super().at_places(jax.image.resize(x_BTC, size, "linear"))
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
-        """The HVT paper's FLOPs, tables 1 to 9."""
+        """Returns the HVT paper's FLOPs, tables 1 to 9."""
         return multiply_adds, "multiply-adds, attention's included"
 
 
 def default_patch(image_size: tuple[int, int]) -> int:
-    """The largest of 16, 8, 4, 2 and 1 that divides both sides and leaves at least 7×7 tokens.
+    """Returns the largest of 16, 8, 4 and 2 that divides both sides and leaves at least 7×7 tokens.
 
-    7×7 tokens can be pooled four times. 1 where no patch leaves them.
+    These can be pooled four times. Smaller images have patches of 1 pixel.
 
-    Raises ValueError for more than 64×64 pixels of an odd side, each of which would be a token.
+    Raises ValueError for more than 64×64 pixels with an odd side: each would be a token.
     """
     rows, columns = image_size
     for patch in (16, 8, 4, 2):
@@ -214,7 +207,7 @@ def default_patch(image_size: tuple[int, int]) -> int:
 
 
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run of an HVT or a DeiT, with as many pools as its own."""
+    """Returns the sizes of a smoke run of an HVT or a DeiT, with as many pools as it has."""
     stage_depth = settings.get("stage_depth", 0)
     stages = settings["depth"] // stage_depth if stage_depth else 0
     sizes = {"heads": 2, "head_dim": 8, "depth": stages or 2, "patch": 4}

@@ -5,7 +5,6 @@ divide, and of small ones, as in timm.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,32 +20,20 @@ from hsvit_jax.ops.attention import biased_attention
 Array = jax.Array
 Size = tuple[int, int]
 
-_BASE = {"widths": (128, 256, 512, 1024), "heads": (4, 8, 16, 32)}
-
-#: Named networks of the paper's section 3.3, as they differ from Swin-T, with the authors' rates.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "t": {},
-    "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},
-    "b": {**_BASE, "depths": (2, 2, 18, 2), "drop_path": 0.5},
-}
-
 #: Added to the score of two pixels that the shift, not the image, made neighbours.
 _APART = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class SwinConfig(Sizes):
-    """Sizes of a Swin; of each stage where there are several.
-
-    A window is cut to the map where that is smaller.
-    """
+    """Sizes of a Swin, with an entry for each stage; a smaller map cuts its windows."""
 
     patch: int = settings.patch(4)
     widths: tuple[int, ...] = settings.widths((96, 192, 384, 768))
     depths: tuple[int, ...] = settings.depths((2, 2, 6, 2))
     heads: tuple[int, ...] = settings.stage_heads((3, 6, 12, 24))
     windows: tuple[int, ...] = settings.width(
-        (7, 7, 7, 7), "side of each stage's attention windows"
+        (7, 7, 7, 7), "side of each stage's attention windows", per="depths"
     )
     mlp_ratio: float = settings.mlp_ratio(4.0)
     qkv_bias: bool = settings.qkv_bias(True)
@@ -54,18 +41,17 @@ class SwinConfig(Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stages("widths", "heads", "windows")
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
         layers.check_patches(self.image_size, self.patch)
 
     def maps(self) -> list[Size]:
-        """Rows and columns of each stage's map; merging pads an odd side."""
+        """Lists rows and columns of each stage's map; merging pads an odd side."""
         grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
         return [conv_layers.map_size(grid, (2,) * i) for i in range(len(self.depths))]
 
     def window(self, stage: int, block: int) -> tuple[Size, Size]:
-        """Rows and columns of a block's windows, and how far they are shifted."""
+        """Returns rows and columns of a block's windows, and how far they are shifted."""
         side, size = self.windows[stage], self.maps()[stage]
         rows, columns = (min(n, side) for n in size)
         down, right = (side // 2 if n > side and block % 2 else 0 for n in size)
@@ -106,7 +92,7 @@ class Merging(nnx.Module):
 class WindowAttention(layers.MultiHeadAttention):
     """Attention of the pixels in each window, with a learned bias for each head and offset.
 
-    The map is rolled by the shift, then padded by zeros at its bottom and right, which are keys.
+    The map is rolled by the shift, then padded at its bottom and right by zeros; they are keys too.
     """
 
     def __init__(
@@ -117,10 +103,10 @@ class WindowAttention(layers.MultiHeadAttention):
         window: Size,
         shift: Size,
         key: Array,
-        bias: bool,
+        **how: Any,
     ) -> None:
         qkv_key, bias_key = jax.random.split(key)
-        super().__init__(dim, heads, qkv_key, bias=bias, init="normal")
+        super().__init__(dim, heads, qkv_key, init="normal", **how)
         self.map_size, self.window, self.shift = map_size, window, shift
         offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
         self.offset_bias = nnx.Param(0.02 * layers.normal(bias_key, (offsets, heads)))
@@ -135,9 +121,8 @@ class WindowAttention(layers.MultiHeadAttention):
         (high, wide), padded = self.window, x.shape
         windows = x.reshape(batch, padded[1] // high, high, padded[2] // wide, wide, dim)
         windows = windows.swapaxes(2, 3)
-        bias_1LNTT = self.offset_bias[...][window_offsets(self.window)].transpose(2, 0, 1)[
-            None, None
-        ]
+        bias_NTT = self.offset_bias[...][window_offsets(self.window)].transpose(2, 0, 1)
+        bias_1LNTT = bias_NTT[None, None]
         if any(self.shift):
             apart = window_masks(padded[1:3], self.window, self.shift)
             bias_1LNTT = bias_1LNTT + jnp.asarray(apart, bias_1LNTT.dtype)[None, :, None]
@@ -153,14 +138,14 @@ class WindowAttention(layers.MultiHeadAttention):
 
 
 def window_offsets(window: Size) -> np.ndarray:
-    """The bias's index for every query and key of a window, int32 (T, T)."""
+    """Returns the bias's index for every query and key of a window, int32 (T, T)."""
     places = np.stack(np.meshgrid(*map(np.arange, window), indexing="ij"), -1).reshape(-1, 2)
     rows, columns = np.moveaxis(places[:, None] - places[None] + np.array(window) - 1, -1, 0)
     return (rows * (2 * window[1] - 1) + columns).astype(np.int32)
 
 
 def window_masks(map_size: Size, window: Size, shift: Size) -> np.ndarray:
-    """The terms added to the scores of each window of a shifted map, (L, T, T)."""
+    """Returns the terms added to the scores of each window of a shifted map, (L, T, T)."""
     labels = [
         np.digitize(np.arange(n), (n - side, n - by)) if by else np.zeros(n, int)
         for n, side, by in zip(map_size, window, shift, strict=True)
@@ -173,21 +158,19 @@ def window_masks(map_size: Size, window: Size, shift: Size) -> np.ndarray:
 
 
 class Stage(layers.Encoder):
-    """Merging, but before the first stage, and blocks."""
+    """Merging of the stage before, if any, and blocks."""
 
     def __init__(self, c: SwinConfig, number: int, key: Array) -> None:
         merge_key, *keys = jax.random.split(key, c.depths[number] + 1)
         super().__init__((), first=sum(c.depths[:number]))
         dim, maps = c.widths[number], c.maps()
         rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
-        self.merging = (
-            Merging(maps[number - 1], c.widths[number - 1], dim, merge_key) if number else None
-        )
+        before = (maps[number - 1], c.widths[number - 1])
+        self.merging = Merging(*before, dim, merge_key) if number else None
         for i, block_key in enumerate(keys):
             mix_key, feed_key = jax.random.split(block_key)
-            mixer = WindowAttention(
-                *(dim, c.heads[number], maps[number], *c.window(number, i), mix_key, c.qkv_bias)
-            )
+            sizes = (dim, c.heads[number], maps[number], *c.window(number, i))
+            mixer = WindowAttention(*sizes, mix_key, bias=c.qkv_bias)
             hidden = scaled(dim, c.mlp_ratio)
             feed_forward = layers.FeedForward(dim, hidden, feed_key, init="normal")
             self.blocks.append(layers.Block(dim, mixer, feed_forward, drop_path=rates[i]))
@@ -217,8 +200,16 @@ class Swin(Network):
 
 FAMILY = Family(
     name="swin",
-    variants=VARIANTS,
-    default_variant="t",
+    variants={  # the paper's section 3.3, with the authors' rates
+        "t": {},
+        "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},
+        "b": {
+            "widths": (128, 256, 512, 1024),
+            "heads": (4, 8, 16, 32),
+            "depths": (2, 2, 18, 2),
+            "drop_path": 0.5,
+        },
+    },
     config=SwinConfig,
     network=Swin,
     named_by=tuple(key for key in settings.keys_of(SwinConfig) if key != "drop_path"),

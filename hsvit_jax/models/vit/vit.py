@@ -10,38 +10,28 @@ Source: Dosovitskiy et al., "An Image is Worth 16×16 Words", section 3.1.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from flax import nnx
 
 from hsvit_jax.models import layers, settings
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.family import Family, Sizes, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
 Array = jax.Array
 
-_LARGE = {"heads": 16, "depth": 24, "mlp_dim": 4096}
-
-#: Named variants, as they differ from the defaults, those of ViT-B with patches of 4 pixels.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "b-patch4": {},
-    "b-patch16": {"patch": 16},
-    "l-patch16": {**_LARGE, "patch": 16},
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class PatchSizes(Sizes):
-    """What ViT, DeiT and HVT have in common, and the settings that some of them fix.
+    """Sizes of a transformer of patches, with the settings that some families fix.
 
-    A family has the fields patch, heads, head_dim, depth, qkv_bias, eps and drop_path.
+    A family adds patch, heads, depth, qkv_bias, eps and drop_path, and head_dim or its own `dim`.
 
     Attributes:
-        cls: whether the classifier reads a CLS token, rather than the mean of all tokens.
-        dropout: rate, of the embedding and both branches' outputs.
+        cls: whether the classifier gets a CLS token rather than the mean of all tokens.
+        dropout: rate for the embedding and both branches' outputs.
     """
 
     cls: ClassVar[bool] = True
@@ -58,6 +48,11 @@ class PatchSizes(Sizes):
     def dim(self) -> int:
         """Width of a token, D."""
         return self.heads * self.head_dim
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a feed-forward."""
+        return scaled(self.dim, self.mlp_ratio)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -101,9 +96,8 @@ class Embedding(nnx.Module):
         self.rate = c.dropout
         sizes = (c.patch, c.image_channels, c.dim)
         self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
-        normal = 0.02 * layers.normal(cls_key, (c.dim,))
-        self.cls = nnx.Param(normal) if c.cls else None
-        self.position = positions(position_key, c.tokens, c.dim)
+        self.cls = nnx.Param(0.02 * layers.normal(cls_key, (c.dim,))) if c.cls else None
+        self.position = nnx.Param(0.02 * layers.normal(position_key, (c.tokens, c.dim)))
 
     def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, T, D)."""
@@ -112,11 +106,6 @@ class Embedding(nnx.Module):
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         x_BTD = layers.add_bias(x_BTD, self.position[...])
         return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-
-
-def positions(key: Array, tokens: int, dim: int) -> nnx.Param:
-    """Learned positions of a sequence, (T, D)."""
-    return nnx.Param(0.02 * layers.normal(key, (tokens, dim)))
 
 
 class Encoder(layers.Encoder):
@@ -151,14 +140,17 @@ class ViT(Network):
         return bound["head"](bound["encoder"](x_BTD, context))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`; a shortened sequence has none."""
+        """Returns the grid as `Network.grid`; a shortened sequence has none."""
         return super().grid(tokens) if tokens == self.config.tokens else None
 
 
 FAMILY = Family(
     name="vit",
-    variants=VARIANTS,
-    default_variant="b-patch4",
+    variants={
+        "b-patch4": {},
+        "b-patch16": {"patch": 16},
+        "l-patch16": {"heads": 16, "depth": 24, "mlp_dim": 4096, "patch": 16},
+    },
     config=ViTConfig,
     network=ViT,
     paper_recipe="hsvit_vit",

@@ -1,1 +1,1 @@
-"""ViX and its relatives: linear and fixed token mixers in place of softmax attention."""
+"""ViX and its relatives: linear and fixed token mixers instead of softmax attention."""

@@ -9,47 +9,44 @@ Source: the ViX paper, tables 3 and 4, and the authors' code. The paper has a fe
 """
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers, settings
-from hsvit_jax.models.family import Sizes, check_heads
+from hsvit_jax.models.family import check_heads
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
-from hsvit_jax.models.vix.mixer_config import Mixing
+from hsvit_jax.ops import normalise
 from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
 
-#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "cct": {"mixer": "softmax", "attention_dropout": 0.1},
-    "ccp": {"mixer": "performer"},
-    "ccl": {"mixer": "linformer"},
-    "ccn": {"mixer": "nystrom"},
-}
-
 
 @dataclasses.dataclass(frozen=True)
-class CCXConfig(Sizes):
-    """Sizes of a CCX.
+class CCXConfig(mixer_config.Mixing):
+    """Sizes of a CCX, whose mixers drop nothing but softmax's attention weights.
 
     Learned positions are added to the tokens.
     """
 
-    mixing: Mixing
+    head_dim: int = settings.width(
+        0,
+        "width of an attention head; 0: token width / heads",
+        low=0,
+        when={"mixer": mixer_config.ATTENTION},
+    )
+    attention_dropout: float = settings.attention_dropout(0.0, when={"mixer": ("softmax",)})
     conv_channels: tuple[int, ...] = settings.width(
         (64, 64), "channels of each convolution but the last"
     )
     conv_strides: tuple[int, ...] = settings.stride(
-        (), "stride of each convolution; empty: by the image size"
+        (), "stride of each convolution; empty: by the image size", per="conv_widths"
     )
     conv_kernel: int = settings.kernel(3, "kernel size of the tokenizer's convolutions")
     conv_padding: int = settings.kernel(
@@ -62,23 +59,22 @@ class CCXConfig(Sizes):
     embed_dim: int = settings.width(128, "token width")
     depth: int = settings.depth(4, "blocks")
     mlp_dim: int = settings.mlp_dim(512)
-    dropout: float = settings.dropout(0.0)
     drop_path: float = settings.drop_path(0.1)
+    mixer_dropout: ClassVar[float] = 0.0
+    init: ClassVar[str] = "normal"
+    project_one: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not self.head_dim:
+            check_heads(self.embed_dim, self.heads)
+            object.__setattr__(self, "head_dim", self.embed_dim // self.heads)
         super().__post_init__()
         if self.pool_padding > self.pool_window // 2:
             raise ValueError(
                 f"pool_padding={self.pool_padding} is more than half of pool_window="
                 f"{self.pool_window}: lower model.pool_padding"
             )
-        stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
-        if min(self.map_size) < 1:
-            raise ValueError(
-                f"an image of {self.image_size[0]}×{self.image_size[1]} is too small for the "
-                "tokenizer's windows: use a larger data.image_size, or more padding"
-            )
-        self.mixing.check_tokens(self.tokens)
+        self.check_tokens(self.tokens)
 
     @property
     def conv_widths(self) -> tuple[int, ...]:
@@ -88,7 +84,11 @@ class CCXConfig(Sizes):
     @property
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the tokens."""
-        return stems.tokenizer_map(self.image_size, self.conv_strides, self.convolution, self.pool)
+        size, (kernel, padding) = self.image_size, self.convolution
+        for stride in self.conv_strides:
+            for window in ((kernel, stride, padding), self.pool):
+                size = conv_layers.size_out(size, *window)
+        return size
 
     @property
     def convolution(self) -> tuple[int, int]:
@@ -108,15 +108,6 @@ class CCXConfig(Sizes):
         return prod(self.map_size)
 
 
-_MIXING = settings.keys_of(Mixing)
-_HEAD_DIM = dataclasses.replace(
-    _MIXING["head_dim"],
-    meaning="width of an attention head; 0: token width / heads",
-    low=0,
-    default=0,
-)
-
-
 class Tokenizer(nnx.Module):
     """Convolutions without bias, each followed by ReLU and a max pool."""
 
@@ -129,8 +120,7 @@ class Tokenizer(nnx.Module):
     def __call__(self, images_BHWC: Array) -> Array:
         """(B, H, W, C) → (B, T, D)."""
         for conv in self.convs:
-            x_BHWC = jax.nn.relu(conv(images_BHWC))
-            images_BHWC = max_pool(x_BHWC, *self.pool)
+            images_BHWC = max_pool(jax.nn.relu(conv(images_BHWC)), *self.pool)
         return conv_layers.flatten(images_BHWC)
 
 
@@ -140,12 +130,11 @@ class Block(layers.Block):
     def __init__(self, c: CCXConfig, drop_path: float, key: Array) -> None:
         mixer_key, ff_key = jax.random.split(key)
         d = c.embed_dim
-        mixer = mixers.build(c.mixing, c.tokens, d, mixer_key)
+        mixer = mixers.build(c, c.tokens, d, mixer_key)
         feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=c.dropout, init="normal")
         super().__init__(d, mixer, feed_forward, drop_path=drop_path)
 
     def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """The norm, and the residual branch of the feed-forward."""
         stream = index * layers.STREAMS_PER_BLOCK + layers.STREAMS_PER_BLOCK // 2
         s_BTD = self.norm2(x_BTD)
         s_BTD = self.add(s_BTD, self.feed_forward(s_BTD, context, stream), context, stream)
@@ -181,9 +170,8 @@ class Head(nnx.Module):
     def __call__(self, x_BTD: Array) -> Array:
         """(B, T, D) → logits (B, K)."""
         x_BTD = self.norm(x_BTD)
-        scores_BT = self.pool(x_BTD)[..., 0]
-        dtype = jnp.promote_types(scores_BT.dtype, jnp.float32)
-        weights_BT = jax.nn.softmax(scores_BT.astype(dtype), axis=1).astype(x_BTD.dtype)
+        scores_BT = normalise.wide(self.pool(x_BTD)[..., 0])
+        weights_BT = jax.nn.softmax(scores_BT, axis=1).astype(x_BTD.dtype)
         return self.linear(jnp.einsum("bt,btd->bd", weights_BT, x_BTD))
 
 
@@ -200,40 +188,19 @@ class CCX(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), context)
-        return bound["head"](x_BTD)
-
-
-def _config(
-    *,
-    heads: int,
-    head_dim: int,
-    embed_dim: int,
-    attention_dropout: float,
-    dropout: float,
-    **values: Any,
-) -> CCXConfig:
-    """A CCX's sizes. Raises ValueError for heads that do not divide the width they share."""
-    if not head_dim:
-        check_heads(embed_dim, heads)
-        head_dim = embed_dim // heads
-    fixed = {"heads": heads, "head_dim": head_dim, "dropout": 0.0}
-    fixed |= {"init": "normal", "project_one": True}
-    fixed["attention_dropout"] = attention_dropout
-    config = partial(CCXConfig, embed_dim=embed_dim, dropout=dropout)
-    return mixer_config.mixed(config, fixed, **values)
+        return bound["head"](bound["encoder"](bound["tokenizer"](images_BHWC), context))
 
 
 FAMILY = mixer_config.family(
+    CCXConfig,
     name="ccx",
-    keys={
-        "head_dim": _HEAD_DIM,
-        "attention_dropout": _MIXING["attention_dropout"],
-        **settings.keys_of(CCXConfig),
+    variants={  # ViX paper, tables 3 and 4
+        "cct": {"mixer": "softmax", "attention_dropout": 0.1},
+        "ccp": {"mixer": "performer"},
+        "ccl": {"mixer": "linformer"},
+        "ccn": {"mixer": "nystrom"},
     },
-    variants=VARIANTS,
     default_variant="ccn",
-    config=_config,
     network=CCX,
     automatic={"conv_strides": stems.strides_for("conv_channels", 1)},
 )

@@ -8,10 +8,7 @@ Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +16,20 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
-from hsvit_jax.models.vix.mixer_config import Mixing
+from hsvit_jax.ops import normalise
 
 Array = jax.Array
 
-#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "cvt": {"mixer": "softmax", "head_dim": 64},
-    "cvp": {"mixer": "performer"},
-    "cvl": {"mixer": "linformer"},
-    "cvn": {"mixer": "nystrom"},
-}
-
 
 @dataclasses.dataclass(frozen=True)
-class CvXConfig(Sizes):
+class CvXConfig(mixer_config.Mixing):
     """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width."""
 
-    mixing: Mixing
     stage_strides: tuple[int, ...] = settings.stride(
-        (), "stride of each stage; empty: by the image size"
+        (), "stride of each stage; empty: by the image size", per="depths"
     )
     depths: tuple[int, ...] = settings.depths((1, 1, 2))
     embed_dim: int = settings.width(128, "token width")
@@ -50,9 +37,8 @@ class CvXConfig(Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stages("stage_strides")
         for map_size in self.map_sizes:
-            self.mixing.check_tokens(prod(map_size))
+            self.check_tokens(prod(map_size))
 
     @property
     def map_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -68,9 +54,9 @@ class ChannelNorm(layers.LayerNorm):
 
     def __call__(self, x: Array) -> Array:
         """(…, C) → (…, C)."""
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = normalise.wide(x)
         centred = wide - wide.mean(-1, keepdims=True)
-        # Never the root of zero, whose derivative is infinite.
+        # The root of zero has an infinite derivative.
         variance = jnp.maximum(jnp.square(centred).mean(-1, keepdims=True), 1e-30)
         y = centred / (jnp.sqrt(variance) + self.eps) * layers.over_last(self.scale[...], wide)
         return (y + layers.over_last(self.bias[...], wide)).astype(x.dtype)
@@ -82,16 +68,16 @@ class ConvAttention(nnx.Module):
     Keys and values share the convolution and its norm.
     """
 
-    def __init__(self, m: Mixing, map_size: tuple[int, int], dim: int, key: Array) -> None:
-        self.m, self.map_size = m, map_size
+    def __init__(self, c: CvXConfig, map_size: tuple[int, int], key: Array) -> None:
+        self.heads, self.rate, self.map_size, dim = c.heads, c.dropout, map_size, c.embed_dim
         q_key, kv_key, query_key, key_value_key, out_key = jax.random.split(key, 5)
         self.q_conv, self.kv_conv = (
             Conv(dim, dim, 3, k, groups=dim, bias=False) for k in (q_key, kv_key)
         )
         self.q_norm, self.kv_norm = BatchNorm(dim), BatchNorm(dim)
-        self.query = Linear(dim, m.inner, query_key, bias=False)
-        self.key_value = Linear(dim, 2 * m.inner, key_value_key, bias=False)
-        self.out = Linear(m.inner, dim, out_key)
+        self.query = Linear(dim, c.inner, query_key, bias=False)
+        self.key_value = Linear(dim, 2 * c.inner, key_value_key, bias=False)
+        self.out = Linear(c.inner, dim, out_key)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
@@ -103,21 +89,19 @@ class ConvAttention(nnx.Module):
 
         k_and_v = jnp.split(self.key_value(local(self.kv_conv, self.kv_norm)), 2, axis=-1)
         parts = (self.query(local(self.q_conv, self.q_norm)), *k_and_v)
-        q, k, v = (layers.split_heads(part, self.m.heads) for part in parts)
+        q, k, v = (layers.split_heads(part, self.heads) for part in parts)
         o_BTD = layers.merge_heads(layers.attend(q, k, v, 0.0, context, stream))
-        return layers.dropout(self.out(o_BTD), self.m.dropout, context, stream)
+        return layers.dropout(self.out(o_BTD), self.rate, context, stream)
 
 
 def _block(c: CvXConfig, map_size: tuple[int, int], key: Array) -> layers.Block:
-    """x + mix(norm(x)), then x + FF(norm(x))."""
     mixer_key, ff_key = jax.random.split(key)
-    d, m = c.embed_dim, c.mixing
-    if m.mixer == "softmax":
-        mixer = ConvAttention(m, map_size, d, mixer_key)
+    if c.mixer == "softmax":
+        mixer = ConvAttention(c, map_size, mixer_key)
     else:
-        mixer = mixers.build(m, prod(map_size), d, mixer_key)
-    feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
-    return layers.Block(d, mixer, feed_forward, norm=ChannelNorm)
+        mixer = mixers.build(c, prod(map_size), c.embed_dim, mixer_key)
+    feed_forward = layers.FeedForward(c.embed_dim, c.mlp_dim, ff_key, dropout=c.dropout)
+    return layers.Block(c.embed_dim, mixer, feed_forward, norm=ChannelNorm)
 
 
 class Stage(layers.Encoder):
@@ -126,8 +110,7 @@ class Stage(layers.Encoder):
     def __init__(self, c: CvXConfig, number: int, key: Array) -> None:
         conv_key, *keys = jax.random.split(key, c.depths[number] + 1)
         channels = c.embed_dim if number else c.image_channels
-        stride = c.stage_strides[number]
-        self.conv = Conv(channels, c.embed_dim, 3, conv_key, stride=stride)
+        self.conv = Conv(channels, c.embed_dim, 3, conv_key, stride=c.stage_strides[number])
         self.norm = ChannelNorm(c.embed_dim)
         blocks = (_block(c, c.map_sizes[number], k) for k in keys)
         super().__init__(blocks, first=sum(c.depths[:number]))
@@ -152,11 +135,15 @@ class CvX(Network):
 
 
 FAMILY = mixer_config.family(
+    CvXConfig,
     name="cvx",
-    keys=settings.keys_of(CvXConfig),
-    variants=VARIANTS,
+    variants={  # ViX paper, tables 3 and 4
+        "cvt": {"mixer": "softmax", "head_dim": 64},
+        "cvp": {"mixer": "performer"},
+        "cvl": {"mixer": "linformer"},
+        "cvn": {"mixer": "nystrom"},
+    },
     default_variant="cvn",
-    config=partial(mixer_config.mixed, CvXConfig, {}),
     network=CvX,
     automatic={"stage_strides": stems.strides_for("depths")},
 )

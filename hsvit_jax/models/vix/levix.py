@@ -9,9 +9,6 @@ paper, without its position biases.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +18,9 @@ from hsvit_jax.models import conv_layers, layers, settings
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
-from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
-
-#: Named variants (ViX paper, tables 3 and 4) as they differ from the defaults.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "levit": {"mixer": "softmax"},
-    "levip": {"mixer": "performer"},
-    "levil": {"mixer": "linformer"},
-    "levin": {"mixer": "nystrom"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +31,6 @@ class LeViXConfig(stems.StemSizes):
         (32, 64), "channels of the stem's convolutions but the last"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        stems.check_stem(self.stem_widths, self.stem_strides)
-
 
 class LeViTAttention(nnx.Module):
     """Softmax attention with BatchNorm on queries, keys, values and output, GELU before the last.
@@ -54,12 +38,12 @@ class LeViTAttention(nnx.Module):
     The output's BatchNorm has an initial scale of 0: the branch is 0 at first.
     """
 
-    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
-        self.heads, self.rate = m.heads, m.dropout
+    def __init__(self, c: LeViXConfig, key: Array) -> None:
+        self.heads, self.rate, dim = c.heads, c.dropout, c.embed_dim
         *keys, out_key = jax.random.split(key, 4)
-        self.query, self.key, self.value = (Linear(dim, m.inner, k, bias=False) for k in keys)
-        self.query_norm, self.key_norm, self.value_norm = (BatchNorm(m.inner) for _ in keys)
-        self.out, self.out_norm = Linear(m.inner, dim, out_key), BatchNorm(dim)
+        self.query, self.key, self.value = (Linear(dim, c.inner, k, bias=False) for k in keys)
+        self.query_norm, self.key_norm, self.value_norm = (BatchNorm(c.inner) for _ in keys)
+        self.out, self.out_norm = Linear(c.inner, dim, out_key), BatchNorm(dim)
         self.out_norm.scale = nnx.Param(jnp.zeros(dim))
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
@@ -77,13 +61,13 @@ class LeViTAttention(nnx.Module):
 
 
 def _block(c: LeViXConfig, key: Array) -> layers.Block:
-    """x + mix(x), then x + FF(x)."""
     mixer_key, ff_key = jax.random.split(key)
-    m, d = c.mixing, c.embed_dim
-    attends = m.mixer == "softmax"
-    mixer = LeViTAttention(m, d, mixer_key) if attends else mixers.build(m, c.tokens, d, mixer_key)
-    feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
-    return layers.Block(d, mixer, feed_forward, norm=lambda dim, eps: lambda x_BTD: x_BTD)
+    if c.mixer == "softmax":
+        mixer = LeViTAttention(c, mixer_key)
+    else:
+        mixer = mixers.build(c, c.tokens, c.embed_dim, mixer_key)
+    feed_forward = layers.FeedForward(c.embed_dim, c.mlp_dim, ff_key, dropout=c.dropout)
+    return layers.Block(c.embed_dim, mixer, feed_forward, norm=lambda dim, eps: lambda x: x)
 
 
 class LeViX(Network):
@@ -104,11 +88,15 @@ class LeViX(Network):
 
 
 FAMILY = mixer_config.family(
+    LeViXConfig,
     name="levix",
-    keys=settings.keys_of(LeViXConfig),
-    variants=VARIANTS,
+    variants={  # ViX paper, tables 3 and 4
+        "levit": {"mixer": "softmax"},
+        "levip": {"mixer": "performer"},
+        "levil": {"mixer": "linformer"},
+        "levin": {"mixer": "nystrom"},
+    },
     default_variant="levip",
-    config=partial(mixer_config.mixed, LeViXConfig, {}),
     network=LeViX,
     automatic={"stem_strides": stems.strides_for("stem_channels", 1)},
 )

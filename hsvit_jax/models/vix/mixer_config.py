@@ -1,40 +1,36 @@
-"""`Mixing`: the settings of a token mixer."""
+"""`Mixing`: sizes of a network with a token mixer; every family of the ViX paper has them."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from hsvit_jax.models import settings
-from hsvit_jax.models.family import Family, scaled
+from hsvit_jax.models.family import Family, Sizes, scaled
 
-_ATTENTION = ("softmax", "performer", "linformer", "nystrom")
-#: The mixers.
-NAMES = (*_ATTENTION, "fnet", "mlp_mixer")
+#: Mixers with queries and keys.
+ATTENTION = ("softmax", "performer", "linformer", "nystrom")
+#: All mixers.
+NAMES = (*ATTENTION, "fnet", "mlp_mixer")
 #: Iterations of the pseudo-inverse.
 PINV_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixing:
-    """A mixer's name and settings; an even `residual_kernel` has no middle.
+class Mixing(Sizes):
+    """Sizes of a network with a mixer; a family may turn the class attributes into fields.
 
     Attributes:
-        rope: rotary positions in place of learned ones.
-        init: of its linear maps, see `layers.init_kernel`.
-        project_one: softmax projects the output of a single head as wide as a token too, which the
+        rope: whether positions are rotary rather than learned.
+        init: how linear maps of a mixer start, see `layers.init_kernel`.
+        project_one: whether softmax projects a single head that is as wide as a token. The
             authors' ViT does not.
-
-    Raises:
-        ValueError: the settings do not fit each other.
     """
 
     mixer: str = settings.setting("softmax", "token mixer", choices=NAMES)
-    heads: int = settings.heads(4, when={"mixer": _ATTENTION})
-    head_dim: int = settings.width(32, "width of an attention head", when={"mixer": _ATTENTION})
+    heads: int = settings.heads(4, when={"mixer": ATTENTION})
+    head_dim: int = settings.width(32, "width of an attention head", when={"mixer": ATTENTION})
     dropout: float = settings.dropout(0.0)
-    attention_dropout: float = settings.attention_dropout(0.0, when={"mixer": ("softmax",)})
-    rope: bool = False
     projections: int = settings.width(
         64, "Linformer's projected length", when={"mixer": ("linformer",)}
     )
@@ -56,36 +52,29 @@ class Mixing:
         low=0,
         when={"mixer": ("performer",)},
     )
-    expansion: float = settings.ratio(
-        1.0, "expansion ratio of MLP-Mixer", when={"mixer": ("mlp_mixer",)}
-    )
     batch_coupling: bool = settings.setting(
         False,
         "stabilising maximum of Performer and Nyström over the batch, as the authors', rather "
         "than over each image",
         when={"mixer": ("performer", "nystrom")},
     )
-    init: str = "torch"
-    project_one: bool = False
+    attention_dropout: ClassVar[float] = 0.0
+    expansion: ClassVar[float] = 1.0
+    rope: ClassVar[bool] = False
+    init: ClassVar[str] = "torch"
+    project_one: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        settings.check(self)
+        super().__post_init__()
         if self.mixer == "performer" and not self.feature_count:
             raise ValueError(
                 f"head_dim={self.head_dim} gives performer features=0: set model.features"
             )
-        if self.rope and self.mixer not in _ATTENTION:
-            raise ValueError(
-                f"positions='rope' turns queries and keys, and mixer={self.mixer!r} has none: "
-                f"choose positions='learned', or a mixer of {list(_ATTENTION)}"
-            )
-        if self.rope and self.head_dim % 2:
-            raise ValueError(f"positions='rope' turns pairs; got an odd head_dim={self.head_dim}")
-        if self.rope and self.mixer == "linformer" and self.one_kv_head:
-            raise ValueError(
-                "positions='rope' turns each head's keys, and linformer has one_kv_head=True: "
-                "set model.one_kv_head=False"
-            )
+
+    @property
+    def mixer_dropout(self) -> float:
+        """Dropout rate within the mixer."""
+        return self.dropout
 
     @property
     def inner(self) -> int:
@@ -98,8 +87,7 @@ class Mixing:
         return self.features or int(self.head_dim * math.log(self.head_dim))
 
     def check_tokens(self, tokens: int) -> None:
-        """Raises ValueError for more landmarks than tokens, and for a hidden layer over the tokens
-        without a unit."""
+        """Raises ValueError if a sequence is too short for the landmarks or the token MLP."""
         if self.mixer == "mlp_mixer":
             scaled(tokens, self.expansion)
         if self.mixer == "nystrom" and self.landmarks > tokens:
@@ -109,10 +97,8 @@ class Mixing:
             )
 
 
-#: What a `Mixing` reads, with the papers' values.
-KEYS = settings.keys_of(
-    Mixing, without=("attention_dropout", "rope", "expansion", "init", "project_one")
-)
+#: The settings of a `Mixing`, with the papers' values.
+KEYS = settings.keys_of(Mixing)
 
 #: Settings that may differ within a named variant.
 _FREE = frozenset(
@@ -124,15 +110,8 @@ _FREE = frozenset(
 )
 
 
-def mixed(config: Callable[..., Any], fixed: Mapping[str, Any], /, **values: Any) -> Any:
-    """A config with the mixer's settings as one `mixing`, in which the family fixes some."""
-    mixer = {key: values[key] for key in KEYS if key not in fixed}
-    rest = {key: value for key, value in values.items() if key not in KEYS}
-    return config(mixing=Mixing(**mixer, **fixed), **rest)
-
-
 def digits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """8×8 tokens, one for each pixel of a digit before it is enlarged to 32×32 pixels.
+    """Returns sizes for digits of 8×8 pixels, enlarged to 32×32: a token for each original pixel.
 
     Landmarks and projected positions are fewer than these tokens.
     """
@@ -140,7 +119,7 @@ def digits(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run: narrow, shallow and of few tokens, with its own mixer and stem."""
+    """Returns the sizes of a smoke run: narrow, shallow and with few tokens."""
     sizes = {"heads": 2, "mlp_dim": 32, "landmarks": 4, "projections": 4, "residual_kernel": 5}
     sizes |= {"embed_dim": 16, **_tokens(settings, (2, 2, 2), 8)}
     sizes |= {"head_dim": 8} if "head_dim" in settings else {}
@@ -152,7 +131,7 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(settings: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> dict[str, Any]:
-    """Strides of the first convolutions, or a patch: whichever makes this network's tokens."""
+    """Returns the strides or the patch, whichever makes this network's tokens."""
     for key, of in (
         ("conv_strides", "conv_channels"),
         ("stage_strides", "depths"),
@@ -164,9 +143,11 @@ def _tokens(settings: Mapping[str, Any], strides: tuple[int, ...], patch: int) -
     return {"patch": patch} if "stem_strides" in settings else {}
 
 
-def family(*, keys: Mapping[str, settings.Key], **record: Any) -> Family:
-    """The record of a family of the ViX paper's; what `_FREE` names tells no variants apart."""
-    keys = {**KEYS, **keys}
+def family(
+    config: type[Mixing], keys: Mapping[str, settings.Key] | None = None, **record: Any
+) -> Family:
+    """Returns the record of a family of the ViX paper."""
+    keys = keys or settings.keys_of(config)
     named_by = tuple(key for key in keys if key not in _FREE)
     shared = {"named_by": named_by, "paper_recipe": "vix", "tiny": tiny, "digits": digits}
-    return Family(keys=keys, **shared, **record)
+    return Family(config=config, keys=keys, **shared, **record)

@@ -1,8 +1,8 @@
 """Token mixers: softmax, performer, linformer, nystrom, fnet and mlp_mixer.
 
-Each is called as `(x_BTD, context, stream)`. The cost of performer, linformer and nystrom is linear
-in the tokens, fnet's nearly; softmax is quadratic, and mlp_mixer in its parameters too. Where the
-ViX authors' code differs from the papers that the mixers are named for, this follows the code.
+Each maps `(x_BTD, context, stream)` to (B, T, D). The cost of performer, linformer and nystrom is
+linear in the tokens, fnet's nearly. Softmax is quadratic, and mlp_mixer in its parameters too.
+Where the ViX authors' code differs from the mixers' papers, this follows the code.
 
 N heads, E width of a head, S keys, R random features, P projected positions, M landmarks.
 """
@@ -21,35 +21,20 @@ from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix.mixer_config import PINV_STEPS, Mixing
 from hsvit_jax.ops import remat
+from hsvit_jax.ops.normalise import moments_dtype, wide
 
 Array = jax.Array
 
 
-def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
-    """The mixer of `m` for sequences of `tokens` vectors of width `dim`, initialised from `key`."""
-    makers: dict[str, Callable[[], nnx.Module]] = {
-        "softmax": lambda: Softmax(m, dim, key),
-        "performer": lambda: Performer(m, dim, key),
-        "linformer": lambda: Linformer(m, tokens, dim, key),
-        "nystrom": lambda: Nystrom(m, dim, key),
-        "fnet": FNet,
-        "mlp_mixer": lambda: TokenMLP(m, tokens, key),
-    }
-    return makers[m.mixer]()
-
-
-# --- Shared by the attentions --------------------------------------------------------------------
-
-
 def rotate(x_BNTE: Array) -> Array:
-    """Rotary positions: rotates the pair (2j, 2j + 1) of token t by t·10000^(−2j/E).
+    """Rotates the pair (2j, 2j + 1) of token t by t·10000^(−2j/E): rotary positions.
 
     The first token, CLS, has t = 0. Source: Su et al., "RoFormer", section 3.2; ViX paper, table 6.
     """
     *_, tokens, width = x_BNTE.shape
     rates = np.float32(1) / np.float32(10000) ** (np.arange(0, width, 2, dtype=np.float32) / width)
     angles = np.arange(tokens, dtype=np.float32)[:, None] * rates[None]
-    dtype = jnp.promote_types(x_BNTE.dtype, jnp.float32)
+    dtype = moments_dtype(x_BNTE)
     cos, sin = (jnp.asarray(f(angles), dtype)[None, None] for f in (np.cos, np.sin))
     pairs = x_BNTE.astype(dtype).reshape(*x_BNTE.shape[:-1], width // 2, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
@@ -57,30 +42,22 @@ def rotate(x_BNTE: Array) -> Array:
     return turned.reshape(x_BNTE.shape).astype(x_BNTE.dtype)
 
 
-def _wide(x: Array) -> Array:
-    """x in float32 at least, for exponentials and sums over many tokens."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _softmax(scores: Array, like: Array) -> Array:
-    return jax.nn.softmax(_wide(scores), axis=-1).astype(like.dtype)
+    return jax.nn.softmax(wide(scores), axis=-1).astype(like.dtype)
 
 
 def _maximum(x_B: Array, context: ForwardContext, coupled: bool) -> Array:
-    """The maximum of each example, or of the batch if `coupled`; all axes are kept."""
+    """Returns the maximum of each example, or of the batch if `coupled`; all axes stay."""
     if not coupled:
         return x_B.max(tuple(range(1, x_B.ndim)), keepdims=True)
     largest = x_B.max(keepdims=True)
     return lax.all_gather(largest, context.batch_axes).max(0) if context.batch_axes else largest
 
 
-# --- The mixers ----------------------------------------------------------------------------------
-
-
 class Softmax(layers.MultiHeadAttention):
     """Scaled dot-product attention; queries, keys and values without bias."""
 
-    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
         super().__init__(
             dim,
             m.heads,
@@ -88,7 +65,7 @@ class Softmax(layers.MultiHeadAttention):
             dim_head=m.head_dim,
             bias=False,
             project=m.project_one or m.heads > 1 or m.head_dim != dim,
-            dropout=m.dropout,
+            dropout=m.mixer_dropout,
             attention_dropout=m.attention_dropout,
             init=m.init,
         )
@@ -100,14 +77,14 @@ class Softmax(layers.MultiHeadAttention):
 
 
 class Performer(nnx.Module):
-    """FAVOR+: the softmax kernel by positive orthogonal random features, drawn once; with biases.
+    """FAVOR+: the softmax kernel by positive orthogonal random features; its maps have biases.
 
-    The features are statistics: saved, never trained or redrawn. The local window and the ReLU
+    The features are statistics: drawn once, saved and never trained. The local window and the ReLU
     kernel that the ViX paper names are unused in its code. Source: Choromanski et al., "Rethinking
     Attention with Performers", section 2.
     """
 
-    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
         self.m = m
         *keys, out_key, feature_key = jax.random.split(key, 5)
         self.query, self.key, self.value = (Linear(dim, m.inner, k, init=m.init) for k in keys)
@@ -115,21 +92,18 @@ class Performer(nnx.Module):
         self.features = nnx.BatchStat(orthogonal_features(feature_key, m.feature_count, m.head_dim))
 
     def _positive(self, x_BNTE: Array, shift: Callable[[Array], Array]) -> Array:
-        """exp(u − |x|²/2 − shift(u)) + 1e-4, up to a factor that cancels: (B, N, T, R).
-
-        The shift, for stability, cancels but for the 1e-4: so it has a gradient, as in the authors'
-        code.
-        """
+        """Returns exp(u − |x|²/2 − shift(u)) + 1e-4, up to a factor that cancels: (B, N, T, R)."""
+        # The stabilising shift has a gradient, as in the authors' code: the 1e-4 is not shifted.
         u, norm = feature_exponents(x_BNTE, self.features[...], x_BNTE.shape[-1] ** -0.25)
         return jnp.exp(u - norm - shift(u)) + 1e-4
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·R·E) per head."""
-        q, k, v = (
-            layers.split_heads(f(x_BTD), self.m.heads) for f in (self.query, self.key, self.value)
-        )
+        m, maps = self.m, (self.query, self.key, self.value)
+        q, k, v = (layers.split_heads(f(x_BTD), m.heads) for f in maps)
         o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, context), q, k, v)
-        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), self.m.dropout, context, stream)
+        y_BTD = self.out(layers.merge_heads(o_BNTE))
+        return layers.dropout(y_BTD, m.mixer_dropout, context, stream)
 
     def _attend(self, q: Array, k: Array, v: Array, context: ForwardContext) -> Array:
         if self.m.rope:
@@ -139,27 +113,27 @@ class Performer(nnx.Module):
         values_BNRE = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
         norm = jnp.einsum("bntr,bnr->bnt", q_BNTR, k_BNTR.sum(2))[..., None]
         o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), values_BNRE)
-        return (_wide(o_BNTE) / norm).astype(v.dtype)
+        return (wide(o_BNTE) / norm).astype(v.dtype)
 
 
 def feature_exponents(x: Array, features_RE: Array, scale: float = 1.0) -> tuple[Array, Array]:
-    """x·w of each random feature w and |x|²/2, for x times `scale`: (…, R) and (…, 1).
+    """Returns x·w of each random feature w, and |x|²/2, of x times `scale`: (…, R) and (…, 1).
 
-    exp(x·w − |x|²/2) are the features whose products estimate the softmax kernel.
+    Products of the features exp(x·w − |x|²/2) estimate the softmax kernel.
     """
-    wide = _wide(x)
-    u = (wide * scale) @ features_RE.astype(wide.dtype).T
-    return u, 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
+    x = wide(x)
+    u = (x * scale) @ features_RE.astype(x.dtype).T
+    return u, 0.5 * scale**2 * jnp.square(x).sum(-1, keepdims=True)
 
 
 def orthogonal_rows(keys: Iterable[Array], rows: int, width: int) -> Array:
-    """Random (rows, width) of length 1, orthogonal in blocks of `width`, each with a key."""
+    """Draws (rows, width) of length 1, orthogonal in blocks of `width`, each with a key."""
     squares = [jnp.linalg.qr(layers.normal(k, (width, width)))[0].T for k in keys]
     return jnp.concatenate(squares)[:rows]
 
 
 def orthogonal_features(key: Array, rows: int, width: int) -> Array:
-    """Random (rows, width): orthogonal in blocks of `width`, with the norms of Gaussian rows."""
+    """Draws (rows, width): orthogonal in blocks of `width`, with the norms of Gaussian rows."""
     length_key, *keys = jax.random.split(key, -(-rows // width) + 1)
     lengths = jnp.linalg.norm(layers.normal(length_key, (rows, width)), axis=1, keepdims=True)
     return orthogonal_rows(keys, rows, width) * lengths
@@ -168,20 +142,18 @@ def orthogonal_features(key: Array, rows: int, width: int) -> Array:
 class Linformer(nnx.Module):
     """Attention to keys, also the values, that are projected along the sequence to P positions.
 
-    Rotary positions rotate the keys before the projection, and leave the values. Source: Wang et
-    al., "Linformer", section 4.
+    Rotary positions rotate the keys before the projection, not the values. Source: Wang et al.,
+    "Linformer", section 4.
     """
 
     def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
         self.m = m
         q_key, k_key, p_key, out_key = jax.random.split(key, 4)
         self.query = Linear(dim, m.inner, q_key, bias=False, init=m.init)
-        self.key = Linear(
-            dim, m.head_dim if m.one_kv_head else m.inner, k_key, bias=False, init=m.init
-        )
-        self.sequence_kernel = nnx.Param(
-            layers.uniform(p_key, (tokens, m.projections), m.projections**-0.5)
-        )
+        keys_width = m.head_dim if m.one_kv_head else m.inner
+        self.key = Linear(dim, keys_width, k_key, bias=False, init=m.init)
+        start = layers.uniform(p_key, (tokens, m.projections), m.projections**-0.5)
+        self.sequence_kernel = nnx.Param(start)
         self.out = Linear(m.inner, dim, out_key, init=m.init)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
@@ -192,7 +164,6 @@ class Linformer(nnx.Module):
         sequence_TP = self.sequence_kernel[...].astype(x_BTD.dtype)
 
         def project(x_BNTE: Array) -> Array:
-            """(B, N, P, E), of one shared head or of each."""
             x_BNPE = jnp.einsum("bnte,tp->bnpe", x_BNTE, sequence_TP)
             return jnp.broadcast_to(x_BNPE, (x_BNPE.shape[0], m.heads, *x_BNPE.shape[2:]))
 
@@ -202,7 +173,8 @@ class Linformer(nnx.Module):
 
         def attend(q_BNTE: Array, k_BNPE: Array, v_BNPE: Array) -> Array:
             scores_BNTP = jnp.einsum("bnte,bnpe->bntp", q_BNTE, k_BNPE) * m.head_dim**-0.5
-            weights_BNTP = layers.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, context, stream)
+            weights_BNTP = _softmax(scores_BNTP, q_BNTE)
+            weights_BNTP = layers.dropout(weights_BNTP, m.mixer_dropout, context, stream)
             return jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)
 
         return self.out(layers.merge_heads(remat.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
@@ -211,12 +183,12 @@ class Linformer(nnx.Module):
 class Nystrom(nnx.Module):
     """The softmax matrix by M landmarks, means of segments, and an iterative pseudo-inverse.
 
-    The sequence is padded at its front with zero tokens to a multiple of M; these are keys, and
-    part of the landmarks. A convolution of the values along the sequence is added. Source: Xiong et
-    al., "Nyströmformer", section 3.
+    Zero tokens at the front pad the sequence to a multiple of M; they are keys, and part of the
+    landmarks. A convolution of the values along the sequence is added. Source: Xiong et al.,
+    "Nyströmformer", section 3.
     """
 
-    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
         self.m = m
         qkv_key, out_key, conv_key = jax.random.split(key, 3)
         self.qkv = Linear(dim, 3 * m.inner, qkv_key, bias=False, init=m.init)
@@ -234,7 +206,8 @@ class Nystrom(nnx.Module):
             layers.split_heads(part, m.heads) for part in jnp.split(self.qkv(padded), 3, axis=-1)
         )
         o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, front, context), q, k, v)
-        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, context, stream)
+        y_BTD = self.out(layers.merge_heads(o_BNTE))
+        return layers.dropout(y_BTD, m.mixer_dropout, context, stream)
 
     def _attend(self, q: Array, k: Array, v: Array, front: int, context: ForwardContext) -> Array:
         m = self.m
@@ -250,13 +223,13 @@ class Nystrom(nnx.Module):
             return _softmax(jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE), v)
 
         q_BNME, k_BNME = landmarks(q), landmarks(k)
-        inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), context).astype(v.dtype)
+        inverse_BNMM = self._inverse(wide(kernel(q_BNME, k_BNME)), context).astype(v.dtype)
         landmark_values_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
         o_BNTE = kernel(q[:, :, front:], k_BNME) @ landmark_values_BNME
         return o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
 
     def _inverse(self, a_BNMM: Array, context: ForwardContext) -> Array:
-        """The pseudo-inverse of non-negative matrices: six steps from Aᵀ/(‖A‖₁·‖A‖∞)."""
+        """Returns the pseudo-inverse of non-negative matrices, by steps from Aᵀ/(‖A‖₁·‖A‖∞)."""
         coupled = self.m.batch_coupling
         rows = _maximum(a_BNMM.sum(-1, keepdims=True), context, coupled)
         columns = _maximum(a_BNMM.sum(-2, keepdims=True), context, coupled)
@@ -269,13 +242,10 @@ class Nystrom(nnx.Module):
 
 
 def along_sequence(x_BNTE: Array, kernel_NK: Array) -> Array:
-    """A depthwise convolution along the sequence, zero-padded, one filter of odd length K per head.
+    """Convolves each head's sequence, zero-padded, with its filter of odd length K: (B, N, T, E).
 
-    Computed as products with a banded matrix per head over windows that overlap by K − 1: twice the
-    filter's multiply-adds, at the speed of a matrix product, and linear in T.
-
-    Returns:
-        (B, N, T, E).
+    Products with a banded matrix over windows that overlap by K − 1 take twice the filter's
+    multiply-adds, at the speed of a matrix product, and are linear in T.
     """
     batch, heads, tokens, width = x_BNTE.shape
     taps = kernel_NK.shape[1]
@@ -295,17 +265,36 @@ def along_sequence(x_BNTE: Array, kernel_NK: Array) -> Array:
 class FNet(nnx.Module):
     """The real part of the Fourier transform over channels and tokens (CLS included)."""
 
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
+        """Has no parameters."""
+
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """(B, T, D) → (B, T, D), without parameters or dropout."""
-        return jnp.fft.fftn(_wide(x_BTD), axes=(1, 2)).real.astype(x_BTD.dtype)
+        """(B, T, D) → (B, T, D), without dropout."""
+        return jnp.fft.fftn(wide(x_BTD), axes=(1, 2)).real.astype(x_BTD.dtype)
 
 
 class TokenMLP(layers.FeedForward):
     """MLP-Mixer's token mixing: a feed-forward over the tokens of each channel."""
 
-    def __init__(self, m: Mixing, tokens: int, key: Array) -> None:
-        super().__init__(tokens, scaled(tokens, m.expansion), key, dropout=m.dropout, init=m.init)
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
+        hidden = scaled(tokens, m.expansion)
+        super().__init__(tokens, hidden, key, dropout=m.mixer_dropout, init=m.init)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
         return super().__call__(x_BTD.swapaxes(1, 2), context, stream).swapaxes(1, 2)
+
+
+_MIXERS: dict[str, type[nnx.Module]] = {
+    "softmax": Softmax,
+    "performer": Performer,
+    "linformer": Linformer,
+    "nystrom": Nystrom,
+    "fnet": FNet,
+    "mlp_mixer": TokenMLP,
+}
+
+
+def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
+    """Returns the mixer of `m` for sequences of `tokens` vectors of width `dim`, drawn by `key`."""
+    return _MIXERS[m.mixer](m, tokens, dim, key)

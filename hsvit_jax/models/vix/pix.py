@@ -7,16 +7,14 @@ Source: the ViX paper, table 5; blocks as in `vix`.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers, settings
+from hsvit_jax.models import conv_layers, settings
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
@@ -24,17 +22,19 @@ from hsvit_jax.models.vix import mixer_config, stems, vix
 
 Array = jax.Array
 
-_MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}
 
-#: Named variants (ViX paper, table 5) as they differ from the defaults.
-VARIANTS: Mapping[str, Mapping[str, Any]] = _MIXERS | {
-    f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()
-}
+class Stage(NamedTuple):
+    """A stage's blocks, the size of its token map, its tokens (CLS included) and their width."""
+
+    depth: int
+    map_size: tuple[int, int]
+    tokens: int
+    dim: int
 
 
 @dataclasses.dataclass(frozen=True)
 class PiXConfig(vix.ViXConfig):
-    """Sizes of a PiX: a ViX's, with the blocks of each stage in depths in place of depth.
+    """Sizes of a PiX: a ViX's, with the blocks of each stage in depths rather than depth.
 
     embed_dim is the first stage's; mixer and mlp_dim are the same in all.
     """
@@ -42,32 +42,25 @@ class PiXConfig(vix.ViXConfig):
     depths: tuple[int, ...] = settings.depths((2, 2))
 
     def __post_init__(self) -> None:
-        if not self.depths:
-            raise ValueError(f"every stage needs a block; got depths={self.depths}")
-        if self.mixing.mixer == "mlp_mixer":
+        if not self.cls:
             raise ValueError("mixer='mlp_mixer' has no CLS token, which PiX classifies")
         super().__post_init__()
         for stage in self.stages:
-            self.mixing.check_tokens(stage.tokens)
+            self.check_tokens(stage.tokens)
 
     @property
-    def stages(self) -> tuple["Stage", ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """Each stage's sizes."""
-        stages = []
-        for i, depth in enumerate(self.depths):
-            size = conv_layers.map_size(self.map_size, (2,) * i)
-            stages.append(Stage(depth, size, prod(size) + 1, self.embed_dim * 2**i))
-        return tuple(stages)
+        sizes = [conv_layers.map_size(self.map_size, (2,) * i) for i in range(len(self.depths))]
+        return tuple(
+            Stage(depth, size, prod(size) + 1, self.embed_dim * 2**i)
+            for i, (depth, size) in enumerate(zip(self.depths, sizes, strict=True))
+        )
 
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A stage's blocks, the size of its token map, its tokens (CLS included) and their width."""
-
-    depth: int
-    map_size: tuple[int, int]
-    tokens: int
-    dim: int
+    @property
+    def dim_out(self) -> int:
+        """Width of a token before the classifier."""
+        return self.stages[-1].dim
 
 
 class Pool(nnx.Module):
@@ -88,14 +81,12 @@ class Pool(nnx.Module):
         return jnp.concatenate([self.cls(x_BTD[:, :1]), tokens], axis=1)
 
 
-class Encoder(nnx.Module):
+class Encoder(vix.Encoder):
     """The CLS token, positions, and stages of blocks with pools between them."""
 
     def __init__(self, c: PiXConfig, key: Array) -> None:
-        self.rate = c.embed_dropout
         cls_key, position_key, *keys = jax.random.split(key, 2 + 2 * len(c.depths))
-        self.cls = nnx.Param(layers.normal(cls_key, (c.embed_dim,)))
-        self.position = nnx.Param(layers.normal(position_key, (c.tokens, c.embed_dim)))
+        self.prepare(c, cls_key, position_key)
         self.stages, self.pools = nnx.List(), nnx.List()
         for i, stage in enumerate(c.stages):
             block_keys = jax.random.split(keys[2 * i], stage.depth)
@@ -105,9 +96,7 @@ class Encoder(nnx.Module):
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → the last stage's tokens, CLS first."""
-        x_BTD = layers.add_bias(layers.prepend(self.cls[...], x_BTD), self.position[...])
-        x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-        index = 0
+        x_BTD, index = self.embed(x_BTD, context), 0
         for i, stage in enumerate(self.stages):
             x_BTD = self.pools[i - 1](x_BTD) if i else x_BTD
             for block in stage:
@@ -119,22 +108,21 @@ class Encoder(nnx.Module):
 class PiX(vix.ViX):
     """Parameters: {'patches', 'encoder' (cls, position, stages, pools), 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c = self.config
-        patches_key, encoder_key, head_key = jax.random.split(key, 3)
-        return {
-            "patches": vix.Patches(c, patches_key),
-            "encoder": Encoder(c, encoder_key),
-            "head": layers.TokenHead(c.stages[-1].dim, c.num_classes, head_key),
-        }
+    encoder_module = Encoder
 
+
+_MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}
+_VIX_ALONE = ("depth", "head_pool", "positions", "expansion")
 
 FAMILY = mixer_config.family(
+    PiXConfig,
+    settings.keys_of(PiXConfig, without=_VIX_ALONE, patch=0),
     name="pix",
-    keys=settings.keys_of(PiXConfig, without=("depth", "head_pool"), patch=0),
-    variants=VARIANTS,
+    variants={  # ViX paper, table 5
+        **_MIXERS,
+        **{f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()},
+    },
     default_variant="hybrid_pin",
-    config=partial(mixer_config.mixed, PiXConfig, {}),
     network=PiX,
     automatic=stems.AUTOMATIC,
 )

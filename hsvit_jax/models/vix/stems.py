@@ -5,7 +5,7 @@ nearest smaller one, as the paper's do for CIFAR-10 and Tiny ImageNet.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import gcd, prod
 from typing import Any
 
@@ -13,7 +13,6 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, settings
-from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
@@ -22,15 +21,14 @@ _TOKENS = 32  # rows and columns of the paper's token map
 
 
 @dataclasses.dataclass(frozen=True)
-class StemSizes(Sizes):
-    """Sizes of a network of equal blocks, whose tokens are the pixels that a stem leaves."""
+class StemSizes(Mixing):
+    """Sizes of a network of equal blocks; its tokens are the pixels that a stem leaves."""
 
-    mixing: Mixing
     stem_channels: tuple[int, ...] = settings.width(
         (), "channels of the stem's convolutions but the last"
     )
     stem_strides: tuple[int, ...] = settings.stride(
-        (), "stride of the stem's convolutions; empty: by the image size"
+        (), "stride of the stem's convolutions; empty: by the image size", per="stem_widths"
     )
     embed_dim: int = settings.width(128, "token width")
     depth: int = settings.depth(4, "blocks")
@@ -38,7 +36,7 @@ class StemSizes(Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.mixing.check_tokens(self.tokens)
+        self.check_tokens(self.tokens)
 
     @property
     def stem_widths(self) -> tuple[int, ...]:
@@ -70,35 +68,8 @@ class ConvStem(nnx.Module):
         return images_BHWC
 
 
-def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
-    """Raises ValueError for unequal numbers of widths and strides."""
-    if len(widths) != len(strides):
-        raise ValueError(
-            "a stem needs one width and stride per convolution; got widths "
-            f"{tuple(widths)} (the last is model.embed_dim) and {key}={tuple(strides)}"
-        )
-
-
-def tokenizer_map(
-    image_size: tuple[int, int],
-    strides: Sequence[int],
-    convolution: tuple[int, int],
-    pool: tuple[int, int, int],
-) -> tuple[int, int]:
-    """Rows and columns after convolutions of these strides, each followed by a pool.
-
-    convolution: kernel and padding; pool: window, stride and padding.
-    """
-    kernel, padding = convolution
-    rows, columns = image_size
-    for stride in strides:
-        for size, step, pad in ((kernel, stride, padding), pool):
-            rows, columns = ((n + 2 * pad - size) // step + 1 for n in (rows, columns))
-    return rows, columns
-
-
 def default_patch(image_size: tuple[int, int]) -> int:
-    """The smallest patch that divides both sides and leaves no more than 32×32 tokens.
+    """Returns the smallest patch that divides both sides and leaves at most 32×32 tokens.
 
     Raises ValueError for sides, such as 37, for which that is nearly the whole image.
     """
@@ -115,17 +86,16 @@ def default_patch(image_size: tuple[int, int]) -> int:
 
 
 def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
-    """As many strides of 2 as leave no more than 32×32 tokens, then strides of 1."""
+    """Returns as many strides of 2 as leave at most 32×32 tokens, then strides of 1."""
     strides = [1] * convs
     for i in range(convs):
-        rows, columns = conv_layers.map_size(image_size, strides)
-        if rows * columns > _TOKENS**2:
+        if prod(conv_layers.map_size(image_size, strides)) > _TOKENS**2:
             strides[i] = 2
     return tuple(strides)
 
 
 def strides_for(key: str, more: int = 0) -> Callable[[Mapping[str, Any], tuple[int, int]], tuple]:
-    """`default_strides` for as many convolutions as the setting `key` lists, and `more`."""
+    """Returns `default_strides` for as many convolutions as the setting `key` lists, and `more`."""
     return lambda settings, image_size: default_strides(image_size, len(settings[key]) + more)
 
 
@@ -133,8 +103,6 @@ def strides_for(key: str, more: int = 0) -> Callable[[Mapping[str, Any], tuple[i
 AUTOMATIC: Mapping[str, Callable[[Mapping[str, Any], tuple[int, int]], Any]] = {
     "patch": lambda settings, size: 1 if settings["stem_channels"] else default_patch(size),
     "stem_strides": lambda settings, size: (
-        default_strides(size, len(settings["stem_channels"]) + 1)
-        if settings["stem_channels"]
-        else ()
+        strides_for("stem_channels", 1)(settings, size) if settings["stem_channels"] else ()
     ),
 }

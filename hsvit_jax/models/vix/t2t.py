@@ -5,10 +5,8 @@ differ (the skip of a token layer, the scale of its scores, dropout in the Perfo
 """
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,24 +26,13 @@ Array = jax.Array
 #: (size, stride, padding) of each soft split: the overlapping windows that are joined to tokens.
 _SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
-#: Named networks of the paper's tables 1 and 2, as they differ from T2T-ViT-14.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "7": {"embed_dim": 256, "depth": 7, "heads": 4, "mlp_ratio": 2.0},
-    "14": {},
-    "19": {"embed_dim": 448, "depth": 19, "heads": 7},
-    "24": {"embed_dim": 512, "depth": 24, "heads": 8},
-    "t-14": {"token_layer": "softmax", "token_dropout": 0.0},
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class T2TConfig(Sizes):
     """Sizes of a T2T-ViT; the authors' published weights have a `qk_scale` of embed_dim^-0.5."""
 
     token_layer: str = settings.setting(
-        "performer",
-        "attention of the layers that make tokens",
-        choices=("performer", "softmax"),
+        "performer", "attention of the layers that make tokens", choices=("performer", "softmax")
     )
     token_dim: int = settings.width(64, "token width in the layers that make tokens", low=2)
     token_dropout: float = settings.rate(0.1, "dropout rate in the layers that make tokens")
@@ -83,13 +70,13 @@ class T2TConfig(Sizes):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of what each soft split joins."""
+        """Width of what each soft split joins."""
         channels = (self.image_channels, self.token_dim, self.token_dim)
         return tuple(c * size**2 for c, (size, *_) in zip(channels, _SPLITS, strict=True))
 
 
 def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
-    """Overlapping windows as tokens (B, T, size²·C), row by row, of pixels with their channels."""
+    """Returns overlapping windows as tokens (B, T, size²·C), row by row, pixels before channels."""
     around = (padding, padding)
     x = jnp.pad(x_BHWC, ((0, 0), around, around, (0, 0)))
     rows, columns = ((n - size) // stride + 1 for n in x.shape[1:3])
@@ -102,15 +89,14 @@ def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
 
 
 class TokenLayer(nnx.Module):
-    """v + attention(LN(x)), then x + feed_forward(LN(x)), of one head narrower than x."""
+    """v + attention(LN(x)), then x + feed_forward(LN(x)), with one head narrower than x."""
 
     def __init__(self, c: T2TConfig, width: int, key: Array) -> None:
         qkv_key, out_key, feed_key = jax.random.split(key, 3)
-        dim, linear = c.token_dim, partial(layers.Linear, init="normal")
-        self.performer, self.rate = c.token_layer == "performer", c.token_dropout
+        self.performer, self.rate, dim = c.token_layer == "performer", c.token_dropout, c.token_dim
         # The reference's order: keys, queries, values in a Performer, else queries first.
-        self.qkv = linear(width, 3 * dim, qkv_key, bias=self.performer)
-        self.out = linear(dim, dim, out_key)
+        self.qkv = layers.Linear(width, 3 * dim, qkv_key, bias=self.performer, init="normal")
+        self.out = layers.Linear(dim, dim, out_key, init="normal")
         self.norm1, self.norm2 = layers.LayerNorm(width), layers.LayerNorm(dim)
         self.feed_forward = layers.FeedForward(
             dim, dim, feed_key, dropout=c.token_dropout, inner_dropout=False, init="normal"
@@ -125,7 +111,8 @@ class TokenLayer(nnx.Module):
             y_BTE = remat.recomputed(
                 lambda k, q, v: _performer(q, k, v, features_RE), first, second, v_BTE
             )
-        else:  # the scale of the wider tokens
+        else:
+            # The scale follows the width of the joined tokens.
             first = first * (v_BTE.shape[-1] / x_BTD.shape[-1]) ** 0.5
             heads = (part[None, :, None] for part in (first, second, v_BTE))
             y_BTE = attention(0.0, *heads, ())[0, :, 0]
@@ -134,7 +121,7 @@ class TokenLayer(nnx.Module):
 
 
 def _performer(q_BTE: Array, k_BTE: Array, v_BTE: Array, features_RE: Array) -> Array:
-    """Attention by positive random features, without a shift for stability, (B, T, E)."""
+    """Attends by positive random features, without a shift for stability: (B, T, E)."""
     q_BTR, k_BTR = (
         jnp.exp(u - norm) * len(features_RE) ** -0.5
         for u, norm in (mixers.feature_exponents(x, features_RE) for x in (q_BTE, k_BTE))
@@ -179,12 +166,12 @@ class Constants(nnx.Module):
         self.position = nnx.Param(sinusoids(c.tokens, c.embed_dim))
 
     def __call__(self) -> tuple[list[Array], Array]:
-        """The features of each token layer, none for softmax, and the positions (T, D)."""
+        """Returns each token layer's features, none for softmax, and the positions (T, D)."""
         return lax.stop_gradient(([f[...] for f in self.features], self.position[...]))
 
 
 def sinusoids(tokens: int, dim: int) -> Array:
-    """Sines and cosines of the angles p/10000^(2⌊j/2⌋/D), even and odd j, (T, D)."""
+    """Returns sine (even j) and cosine (odd j) of the angles p/10000^(2⌊j/2⌋/D), (T, D)."""
     rates = 10000.0 ** (-2 * (np.arange(dim) // 2) / dim)
     angles = np.arange(tokens)[:, None] * rates[None]
     return jnp.asarray(np.where(np.arange(dim) % 2, np.cos(angles), np.sin(angles)), jnp.float32)
@@ -233,14 +220,18 @@ class T2T(Network):
 
 FAMILY = Family(
     name="t2t",
-    variants=VARIANTS,
+    variants={  # the paper's tables 1 and 2, as they differ from T2T-ViT-14
+        "7": {"embed_dim": 256, "depth": 7, "heads": 4, "mlp_ratio": 2.0},
+        "14": {},
+        "19": {"embed_dim": 448, "depth": 19, "heads": 7},
+        "24": {"embed_dim": 512, "depth": 24, "heads": 8},
+        "t-14": {"token_layer": "softmax", "token_dropout": 0.0},
+    },
     default_variant="14",
     config=T2TConfig,
     network=T2T,
     named_by=("token_layer", "embed_dim", "depth", "heads", "mlp_ratio"),
     native_size=224,
     paper_recipe="dhvt",
-    tiny=lambda settings: {
-        **{"token_dim": 8, "embed_dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0}
-    },
+    tiny=lambda _: {"token_dim": 8, "embed_dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0},
 )

@@ -9,8 +9,7 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import jax
 from flax import nnx
@@ -22,41 +21,15 @@ from hsvit_jax.models.vix import mixer_config, mixers, stems
 
 Array = jax.Array
 
-_MIXERS = {
-    "vit": {"mixer": "softmax", "dropout": 0.25},
-    "vip": {"mixer": "performer"},
-    "vil": {"mixer": "linformer"},
-    "vin": {"mixer": "nystrom", "dropout": 0.25},
-    "fnet": {"mixer": "fnet"},
-    "mlp_mixer": {"mixer": "mlp_mixer"},
-}
-_HYBRID = {"stem_channels": (32, 64), "dropout": 0.0}
 _WITH_CLS = tuple(name for name in mixer_config.NAMES if name != "mlp_mixer")
-_ROPE = {"positions": "rope", "dropout": 0.0}
-_ROTARY = {
-    "vit": _ROPE,
-    "vip": _ROPE,
-    "vil": {**_ROPE, "one_kv_head": False},
-    "vin": {**_ROPE, "embed_dropout": 0.5},
-}
-
-#: Named variants (ViX paper, tables 1, 2 and 6), as they differ from the defaults. Dropout is that
-#: of the authors' scripts; the paper says there is none.
-VARIANTS: Mapping[str, Mapping[str, Any]] = (
-    _MIXERS
-    | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
-    | {f"{name}_rope": {**_MIXERS[name], **v} for name, v in _ROTARY.items()}
-    | {f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **v} for name, v in _ROTARY.items()}
-    | {
-        "hybrid_vin": {**_MIXERS["vin"], "stem_channels": (32, 64)},
-        "hybrid_vin_rope": {**_MIXERS["vin"], **_HYBRID, **_ROTARY["vin"], "dropout": 0.5},
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class ViXConfig(stems.StemSizes):
-    """Sizes of a ViX; without stem_channels it has patches, and after a stem patches of 1."""
+    """Sizes of a ViX: without stem_channels it has patches, and behind a stem patches of 1 pixel.
+
+    An MLP-Mixer's `expansion` makes both of its hidden widths.
+    """
 
     mlp_dim: int = settings.mlp_dim(256, when={"mixer": _WITH_CLS})
     patch: int = settings.patch(1, meaning="patch size in pixels; 0: by the image size", low=0)
@@ -67,29 +40,38 @@ class ViXConfig(stems.StemSizes):
         choices=("cls", "mean"),
         when={"mixer": _WITH_CLS},
     )
+    positions: str = settings.setting("learned", "positional encoding", choices=("learned", "rope"))
+    expansion: float = settings.ratio(
+        1.0, "expansion ratio of MLP-Mixer", when={"mixer": ("mlp_mixer",)}
+    )
 
     def __post_init__(self) -> None:
+        if not self.cls:
+            object.__setattr__(self, "mlp_dim", scaled(self.embed_dim, self.expansion))
+        if self.stem_channels and self.patch != 1:
+            raise ValueError(
+                f"behind a stem each position of the map is a token; got patch={self.patch} and "
+                f"stem_channels={self.stem_channels}: set model.patch=1; strides are "
+                "model.stem_strides"
+            )
         settings.check(self)
-        if self.head_pool == "mean" and not self.cls:
-            raise ValueError(
-                f"mixer={self.mixing.mixer!r} classifies the mean of its normalised tokens in any "
-                "case: leave out model.head_pool"
-            )
-        if self.stem_channels:
-            stems.check_stem(self.stem_widths, self.stem_strides)
-            if self.patch != 1:
-                raise ValueError(
-                    f"behind a stem each position of the map is a token; got patch={self.patch} "
-                    f"and stem_channels={self.stem_channels}: set model.patch=1; strides are "
-                    "model.stem_strides"
-                )
-        elif self.stem_strides:
-            raise ValueError(
-                f"stem_strides={self.stem_strides} are of a stem, and there is none: set "
-                "model.stem_channels, or model.patch instead"
-            )
         layers.check_patches(self.image_size, self.patch)
         super().__post_init__()
+        reasons = {
+            f"mixer={self.mixer!r} has none": self.mixer not in mixer_config.ATTENTION,
+            f"head_dim={self.head_dim} is odd": self.head_dim % 2,
+            "one_kv_head=True shares them": self.mixer == "linformer" and self.one_kv_head,
+        }
+        for reason in (reason for reason, wrong in reasons.items() if wrong and self.rope):
+            raise ValueError(
+                f"positions='rope' rotates pairs of each head's queries and keys, but {reason}: "
+                "change that, or set model.positions='learned'"
+            )
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels of every convolution of the stem."""
+        return super().stem_widths if self.stem_channels else ()
 
     @property
     def map_size(self) -> tuple[int, int]:
@@ -101,7 +83,7 @@ class ViXConfig(stems.StemSizes):
     @property
     def cls(self) -> bool:
         """Whether there is a CLS token."""
-        return self.mixing.mixer != "mlp_mixer"
+        return self.mixer != "mlp_mixer"
 
     @property
     def tokens(self) -> int:
@@ -109,9 +91,19 @@ class ViXConfig(stems.StemSizes):
         return super().tokens + self.cls
 
     @property
+    def dim_out(self) -> int:
+        """Width of a token before the classifier."""
+        return self.embed_dim
+
+    @property
+    def rope(self) -> bool:
+        """Whether positions are rotary."""
+        return self.positions == "rope"
+
+    @property
     def position_table(self) -> bool:
         """Whether there are learned positions; the authors keep unused ones in two models."""
-        return self.cls and (not self.mixing.rope or self.mixing.mixer in ("softmax", "linformer"))
+        return self.cls and (not self.rope or self.mixer in ("softmax", "linformer"))
 
 
 class Patches(nnx.Module):
@@ -133,45 +125,53 @@ class Encoder(layers.Encoder):
     """The CLS token, positions and the blocks."""
 
     def __init__(self, c: ViXConfig, key: Array) -> None:
-        self.rope, self.rate = c.mixing.rope, c.embed_dropout
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
-        d = c.embed_dim
+        self.prepare(c, cls_key, position_key)
+        super().__init__(mixer_blocks(c, c.tokens, c.embed_dim, block_keys))
+
+    def prepare(self, c: ViXConfig, cls_key: Array, position_key: Array) -> None:
+        """Draws the CLS token and the positions, if any."""
+        self.rope, self.rate, d = c.rope, c.embed_dropout, c.embed_dim
         self.cls = nnx.Param(layers.normal(cls_key, (d,))) if c.cls else None
         start = layers.normal(position_key, (c.tokens, d)) if c.position_table else None
         self.position = None if start is None else nnx.Param(start)
-        super().__init__(mixer_blocks(c, c.tokens, d, block_keys))
 
-    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+    def embed(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T + 1, D) with a CLS, first, or (B, T, D)."""
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         if self.position is not None and not self.rope:
             x_BTD = layers.add_bias(x_BTD, self.position[...])
-        x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-        return super().__call__(x_BTD, context)
+        return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → the last block's tokens."""
+        return super().__call__(self.embed(x_BTD, context), context)
 
 
 def mixer_blocks(
     c: ViXConfig, tokens: int, dim: int, keys: Iterable[Array]
 ) -> Iterator[layers.Block]:
-    """A pre-norm block of this width for each key: the mixer, then a feed-forward."""
+    """Yields a pre-norm block of this width for each key: the mixer, then a feed-forward."""
     for key in keys:
         mixer_key, ff_key = jax.random.split(key)
-        mixer = mixers.build(c.mixing, tokens, dim, mixer_key)
-        feed_forward = layers.FeedForward(dim, c.mlp_dim, ff_key, dropout=c.mixing.dropout)
+        mixer = mixers.build(c, tokens, dim, mixer_key)
+        feed_forward = layers.FeedForward(dim, c.mlp_dim, ff_key, dropout=c.dropout)
         yield layers.Block(dim, mixer, feed_forward)
 
 
 class ViX(Network):
     """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
 
+    encoder_module: type[nnx.Module] = Encoder
+
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         c = self.config
         patches_key, encoder_key, head_key = jax.random.split(key, 3)
         return {
             "patches": Patches(c, patches_key),
-            "encoder": Encoder(c, encoder_key),
-            "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, mean=not c.cls),
+            "encoder": self.encoder_module(c, encoder_key),
+            "head": layers.TokenHead(c.dim_out, c.num_classes, head_key, mean=not c.cls),
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
@@ -181,26 +181,39 @@ class ViX(Network):
         return bound["head"](x_BTD)
 
 
-def _config(*, positions: str, expansion: float, **values: Any) -> ViXConfig:
-    """For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used."""
-    if values["mixer"] == "mlp_mixer":
-        values["mlp_dim"] = scaled(values["embed_dim"], expansion)
-    fixed = {"rope": positions == "rope", "expansion": expansion}
-    return mixer_config.mixed(ViXConfig, fixed, **values)
-
+_MIXERS = {
+    "vit": {"mixer": "softmax", "dropout": 0.25},
+    "vip": {"mixer": "performer"},
+    "vil": {"mixer": "linformer"},
+    "vin": {"mixer": "nystrom", "dropout": 0.25},
+    "fnet": {"mixer": "fnet"},
+    "mlp_mixer": {"mixer": "mlp_mixer"},
+}
+_STEM = {"stem_channels": (32, 64)}
+_HYBRID = {**_STEM, "dropout": 0.0}
+_ROPE = {"positions": "rope", "dropout": 0.0}
+_ROTARY = {
+    "vit": _ROPE,
+    "vip": _ROPE,
+    "vil": {**_ROPE, "one_kv_head": False},
+    "vin": {**_ROPE, "embed_dropout": 0.5},
+}
 
 FAMILY = mixer_config.family(
+    ViXConfig,
+    settings.keys_of(ViXConfig, patch=0),
     name="vix",
-    keys={
-        **settings.keys_of(ViXConfig, patch=0),
-        "positions": settings.Key(
-            "positional encoding", kind=str, choices=("learned", "rope"), default="learned"
-        ),
-        "expansion": settings.keys_of(mixer_config.Mixing)["expansion"],
+    # ViX paper, tables 1, 2 and 6. The rates of dropout are those of the authors' scripts; the
+    # paper has none.
+    variants={
+        **_MIXERS,
+        **{f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()},
+        **{f"{name}_rope": {**_MIXERS[name], **v} for name, v in _ROTARY.items()},
+        **{f"hybrid_{name}_rope": {**_MIXERS[name], **_STEM, **v} for name, v in _ROTARY.items()},
+        "hybrid_vin": {**_MIXERS["vin"], **_STEM},
+        "hybrid_vin_rope": {**_MIXERS["vin"], **_STEM, **_ROTARY["vin"], "dropout": 0.5},
     },
-    variants=VARIANTS,
     default_variant="hybrid_vin",
-    config=_config,
     network=ViX,
     automatic=stems.AUTOMATIC,
 )

@@ -95,7 +95,7 @@ class MetricLog:
             self._waits = True
 
     def _each_logger(self, use: Callable[[loggers.Background], None]) -> None:
-        """Uses every logger, and drops one that fails: its first error is its last, told whole."""
+        """Uses every logger, and drops one that fails after one warning with the whole error."""
         for logger in list(self._loggers):
             try:
                 use(logger)

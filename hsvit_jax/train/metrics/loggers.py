@@ -1,4 +1,4 @@
-"""Where a run's figures are shown, by `train.loggers`: each logger in a thread of its own.
+"""Shows a run's figures by `train.loggers`, each logger in its own thread.
 
 A logger that is slow, dead or full costs its figures, never the run: nothing waits for it. The
 environment variables of Weights & Biases and MLflow say where a run belongs, and as whom.
@@ -33,10 +33,10 @@ def check(names: Collection[str]) -> None:
 
 
 class Background(threading.Thread):
-    """A thread that makes a logger, hands it each step's figures, and ends it.
+    """A thread that creates a logger, passes it each step's figures, and ends it.
 
     Args:
-        arguments: of the logger's function: the work folder, the step after which the run goes on,
+        arguments: of the logger's function: the work folder, the step to continue from,
             whether another training of the folder begins, and the configuration as a dict.
     """
 

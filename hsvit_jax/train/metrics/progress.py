@@ -52,7 +52,7 @@ class Progress:
             self._bar = None if bar.disable else bar  # by TQDM_DISABLE=1: plain lines
 
     def phase(self, text: str, *, compiling: bool) -> None:
-        """Says what goes on between steps; as a line only where it has to be compiled."""
+        """Reports the work between steps; as a line only if it must be compiled."""
         if self._bar is not None:
             self._draw(f"compiling {text}" if compiling else text)
             self._bar.refresh()

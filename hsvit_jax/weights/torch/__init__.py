@@ -105,7 +105,7 @@ def sections(
     Args:
         family: the network's; the tensors may show that it is a sibling.
         given: its constructor's arguments.
-        like: the config of a network with the image size that the description leaves out.
+        like: the config of a network with the image size that the description omits.
 
     Raises:
         ValueError: the description lacks a setting, or has one that no network of ours has.

@@ -1,6 +1,6 @@
 """State dicts of ViX, LeViX, CCX, CvX, PiX and T2T-ViT.
 
-Their constructors leave out many sizes, which are those of the tensors. ViX's MLP-Mixers are plain
+Their constructors omit many sizes; the tensors show them. ViX's MLP-Mixers are plain
 sequences, whose keys are numbers; the others have named parts.
 """
 
@@ -130,7 +130,7 @@ def _vix_more(tensors: Tensors, given: Given, _: Given) -> Given:
 
 
 def _vix(c: Any, keys: Collection[str]) -> Table:
-    if c.mixing.mixer == "mlp_mixer":
+    if c.mixer == "mlp_mixer":
         start = len(c.stem_widths) + 1 if c.stem_channels else 2
         end = start + c.depth
         words = "patches/embed/convs/{i}={i} patches/embed/linear=1"
@@ -141,7 +141,7 @@ def _vix(c: Any, keys: Collection[str]) -> Table:
     return {
         **names("encoder", "", "cls=cls_token[1,1,:] position=pos_embedding[1,:,:]"),
         **names("patches/embed", "to_patch_embedding", "convs/{i}={i} linear=1"),
-        **_block(c.mixing.mixer, "encoder/blocks/{i}", "transformer.layers.{i}"),
+        **_block(c.mixer, "encoder/blocks/{i}", "transformer.layers.{i}"),
         **names("head", "mlp_head", "norm=0 linear=1"),
     }
 
@@ -175,11 +175,11 @@ def _levix(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", "backbone.0.layers.{i}"
     table = {
         "stem/convs/{i}": "conv_embedding.{i}",
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}.0"),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}.0"),
         **names(f"{block}/feed_forward", f"{theirs}.1.net", "up=0[:,:,1,1] down=3[:,:,1,1]"),
         "head": "mlp_head",
     }
-    if c.mixing.mixer == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
+    if c.mixer == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
         words = (
             "query=to_q.0[:,:,1,1] query_norm=to_q.1 key=to_k.0[:,:,1,1] key_norm=to_k.1"
             " value=to_v.0[:,:,1,1] value_norm=to_v.1 out=to_out.1[:,:,1,1] out_norm=to_out.2"
@@ -232,10 +232,10 @@ def _ccx(c: Any, keys: Collection[str]) -> Table:
         "tokenizer/convs/{i}": "tokenizer.conv_layers.{i}.0",
         "encoder/position": "classifier.positional_emb[1,:,:]",
         **names(block, theirs, words),
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}.self_attn"),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}.self_attn"),
         **names("head", "classifier", "norm pool=attention_pool linear=fc"),
     }
-    if c.mixing.mixer == "softmax":
+    if c.mixer == "softmax":
         table |= names(f"{block}/mixer", f"{theirs}.self_attn", "qkv out=proj")
     return table
 
@@ -267,11 +267,11 @@ def _cvx(c: Any, keys: Collection[str]) -> Table:
         **names("stage{s}", "layers.{s}", "conv=0"),
         **names("stage{s}", "layers.{s}", "norm=1", norm),
         **names(block, theirs, "norm1=0.norm norm2=1.norm", norm),
-        **_mixer(c.mixing.mixer, f"{block}/mixer", f"{theirs}.0.fn"),
+        **_mixer(c.mixer, f"{block}/mixer", f"{theirs}.0.fn"),
         **names(f"{block}/feed_forward", f"{theirs}.1.fn.net", "up=0[:,:,1,1] down=3[:,:,1,1]"),
         "head": f"layers.{len(c.depths) + 2}",
     }
-    if c.mixing.mixer == "softmax":
+    if c.mixer == "softmax":
         words = (
             "q_conv=to_q.net.0 q_norm=to_q.net.1 query=to_q.net.2[:,:,1,1]"
             " kv_conv=to_kv.net.0 kv_norm=to_kv.net.1 key_value=to_kv.net.2[:,:,1,1]"
@@ -315,7 +315,7 @@ def _pix(c: Any, keys: Collection[str]) -> Table:
     }
     for i in range(len(c.depths)):
         stage, theirs = f"encoder/stages/{i}/{{j}}", f"layers.{2 * i}.layers.{{j}}"
-        table |= _block(c.mixing.mixer, stage, theirs)
+        table |= _block(c.mixer, stage, theirs)
         words = "conv=downsample.net.0 mix=downsample.net.1[:,:,1,1] cls=cls_ff"
         table |= names(f"encoder/pools/{i}", f"layers.{2 * i + 1}", words)
     return table

@@ -349,7 +349,8 @@ def test_losing_groups_one_after_the_other():
     ],
 )
 def test_default_strides(variant, size, strides):
-    assert hsvit.default_strides(variant, size) == strides
+    sizes = {"image_size": size, "channels": 3, "num_classes": 10}
+    assert hsvit.FAMILY.sizes(settings(variant), **sizes).pool_strides == strides
 
 
 @pytest.mark.parametrize(("variant", "size"), [("c2a2", (17, 30)), ("c4a8", (50, 50))])

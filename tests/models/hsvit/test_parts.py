@@ -15,7 +15,7 @@ SIZES = {"image_size": (8, 12), "image_channels": 3, "conv_channels": (8, 16), "
 BASE = dataclasses.replace(small_runs.HSVIT, **SIZES, embed_dim=12)
 WAYS = {
     "groups": {},
-    "separable": {"separable": True, "votes": "learned"},
+    "separable": {"convolution": "separable", "votes": "learned"},
     "sharded": {"trunk": "sharded"},
     "no convolution": {"conv_kernels": (3, 0), "embed_dim": 96},
     "towers": {"towers": 4},

@@ -14,7 +14,9 @@ from hsvit_jax.ops import conv_direct
 from hsvit_jax.planner import costs
 
 SIZES = {"image_size": (8, 4), "image_channels": 3, "conv_channels": (4, 8), "groups": 4}
-CONFIG = dataclasses.replace(small_runs.HSVIT, **SIZES, conv_kernels=(3, 5), separable=True)
+CONFIG = dataclasses.replace(
+    small_runs.HSVIT, **SIZES, conv_kernels=(3, 5), convolution="separable"
+)
 NETWORKS = {
     "replicated": hsvit.HSViT(CONFIG),
     "sharded": hsvit.HSViT(dataclasses.replace(CONFIG, trunk="sharded")),
@@ -64,6 +66,10 @@ def test_the_plan_knows_it():
     counted = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
     assert cost.depthwise_flops == (counted, 3 * counted)
     dense = costs.Cost(
-        "data", hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)), data=1, group=1, batch=1
+        "data",
+        hsvit.HSViT(dataclasses.replace(CONFIG, convolution="dense")),
+        data=1,
+        group=1,
+        batch=1,
     )
     assert dense.depthwise_flops == (0, 0) and dense.forward_flops > cost.forward_flops

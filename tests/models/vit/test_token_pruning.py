@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax.models.vit import deit, token_pruning
+from hsvit_jax.models.vit import deit
 
 
 def test_the_most_significant_stay_in_their_order():
     x_BTD = jnp.arange(10.0).reshape(2, 5, 1)
     significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
-    kept = token_pruning.keep_significant(x_BTD, significance_BT, 3, cls=False)
+    kept = deit.keep_significant(x_BTD, significance_BT, 3, cls=False)
     np.testing.assert_array_equal(kept[..., 0], [[1, 3, 4], [7, 8, 9]])
-    kept = token_pruning.keep_significant(x_BTD, significance_BT, 3, cls=True)
+    kept = deit.keep_significant(x_BTD, significance_BT, 3, cls=True)
     np.testing.assert_array_equal(kept[..., 0], [[0, 1, 3], [5, 8, 9]])
 
 
@@ -24,11 +24,11 @@ def test_tokens_are_weighed_by_their_rank():
     x_BTD = jnp.ones((2, 5, 1))
     significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
     retention_P = jnp.array([1.0, 0.5, 0.25, 0.0])
-    weighed = token_pruning.weigh(x_BTD, significance_BT, retention_P, cls=True)
+    weighed = deit.weigh(x_BTD, significance_BT, retention_P, cls=True)
     np.testing.assert_array_equal(weighed[..., 0], [[1, 0.5, 0, 1, 0.25], [1, 0, 0.25, 0.5, 1]])
     learned = np.array([[1.0, 1, 1, 0.2], [1, 0.5, 0, 0], [1, 1, 0.1, 0], [0, 0, 0, 0]])
-    assert token_pruning.learned_schedule(learned, cls=True) == (5, 3, 3, 1)
-    assert token_pruning.learned_schedule(learned, cls=False) == (4, 2, 2, 1)
+    assert deit.learned_schedule(learned, cls=True) == (5, 3, 3, 1)
+    assert deit.learned_schedule(learned, cls=False) == (4, 2, 2, 1)
 
 
 def test_soft_pruning_of_nothing_is_the_network():
@@ -46,8 +46,8 @@ def test_a_schedule_falls_evenly_to_the_share():
     def cost(retained):
         return sum(retained)
 
-    assert token_pruning.linear_schedule(4, 20, 0.5, cost) == (16, 12, 8, 4)
-    assert token_pruning.linear_schedule(4, 20, 1.0, cost) == (20,) * 4
+    assert deit.linear_schedule(4, 20, 0.5, cost) == (16, 12, 8, 4)
+    assert deit.linear_schedule(4, 20, 1.0, cost) == (20,) * 4
 
 
 @pytest.mark.parametrize(("cls", "retained"), [(True, (9, 2)), (False, (12, 5))])
@@ -92,7 +92,7 @@ def test_gradients_reach_the_tokens_that_stay_alone():
     significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
 
     def total(x, significance):
-        return token_pruning.keep_significant(x, significance, 2, cls=True).sum()
+        return deit.keep_significant(x, significance, 2, cls=True).sum()
 
     grad_x, grad_significance = jax.grad(total, (0, 1))(x_BTD, significance_BT)
     np.testing.assert_array_equal(grad_x[..., 0], [[1, 0, 0, 1, 0], [1, 0, 0, 0, 1]])

@@ -11,7 +11,6 @@ from support import small_runs
 from hsvit_jax import mesh
 from hsvit_jax.models import costs, network
 from hsvit_jax.models.vix import mixer_config, mixers
-from hsvit_jax.models.vix.mixer_config import Mixing
 
 T, D = 13, 10
 SMALL = {"heads": 3, "head_dim": 4, "projections": 5, "landmarks": 4, "residual_kernel": 5}
@@ -21,13 +20,9 @@ IDS = np.array([31, 7, 2, 19])
 class Alone(network.Network):
     """A mixer as a network: an 'image' (1, T, D) is its tokens, and they are the logits."""
 
-    def __init__(self, m, tokens=T, dim=D, dtype=jnp.float32):
-        self.m, self.tokens, self.dim = m, tokens, dim
-        config = type("Config", (), {"image_size": (1, tokens), "image_channels": dim})
-        super().__init__(config, dtype)
-
     def parts(self, key):
-        return {"mixer": mixers.build(self.m, self.tokens, self.dim, key)}
+        m = self.config
+        return {"mixer": mixers.build(m, m.image_size[1], m.image_channels, key)}
 
     def forward(self, params, stats, images_BHWC, context):
         bound = self.bind(params, stats)
@@ -44,7 +39,8 @@ def sequences(batch=4):
 def mixed(request):
     """(mixing, network, params, stats, compiled mixing of tokens, ids and a key)."""
     name, _, coupled = request.param.partition(" ")
-    m = Mixing(name, dropout=0.3, batch_coupling=bool(coupled), **SMALL)
+    sizes = {"dropout": 0.3, "batch_coupling": bool(coupled), **SMALL}
+    m = mixer_config.Mixing((1, T), D, 1, mixer=name, **sizes)
     model = Alone(m)
     params, stats = small_runs.made_up_values(model)
 
@@ -99,7 +95,8 @@ def test_what_grows_with_the_tokens(name):
     """Four times the tokens: four times the compiled work (FNet: and a logarithm), or sixteen."""
 
     def work(length):
-        model = Alone(Mixing(name, heads=2, head_dim=8, landmarks=16, projections=16), length, 16)
+        sizes = {"heads": 2, "head_dim": 8, "landmarks": 16, "projections": 16}
+        model = Alone(mixer_config.Mixing((1, length), 16, 1, mixer=name, **sizes))
         shapes = model.init_shapes()
         x = jax.ShapeDtypeStruct((1, 1, length, 16), jnp.float32)
         compiled = jax.jit(lambda p, x: model.apply(*p, x)[0]).lower(shapes, x).compile()

@@ -1,21 +1,23 @@
-"""hsvit export: a trained network as a file, a folder for the hub, or programs."""
+"""The commands that read and write weight files: hsvit export, convert."""
 
+import json
 from pathlib import Path
 
 from absl import flags
 
 from hsvit_jax import cli
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Command, Request
+from hsvit_jax.cli import Command, Request, define_numbers
 from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
 
 _FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
 _FORMAT = "Defaults to OUT's suffix. hub: a folder; reference: the authors' PyTorch names."
+_TOLERANCE = "Share of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), else 1e-5."
 
-COMMAND = Command(
+
+@Command(
     "Writes a trained network as one file, for the hub, under other names, or as programs.",
-    __name__,
     "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
     "$ runs/c2a2-digits-strong-seed0 model.onnx\n"
     "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
@@ -27,9 +29,7 @@ COMMAND = Command(
     ),
     words="OUT",
 )
-
-
-def run(request: Request) -> None:
+def export(request: Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
     import jax
 
@@ -57,3 +57,41 @@ def run(request: Request) -> None:
         f"{config_lib.title(stored.config.model)}, {count:,} parameters, "
         f"{len(stored.class_names)} classes, step {stored.step:,} of {source}"
     )
+
+
+@Command(
+    "Converts PyTorch weights to a run's folder.",
+    "$ weights.safetensors\n"
+    "$ last.ckpt runs/converted --config=c2a2 --config.data.image_size=32,48\n"
+    "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
+    "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
+    (
+        (define_numbers, "mean", None, "Mean of pixels in [0, 1]; default: 0.5."),
+        (define_numbers, "std", None, "Their deviation; default: 0.5."),
+        (flags.DEFINE_string, "data", None, "Data set of the configuration; default: cifar10."),
+        (flags.DEFINE_list, "class_names", None, "Classes in the order of the logits, as cat,dog."),
+        (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
+    ),
+    config="model data",
+    words="FILE [OUT]",
+)
+def convert(request: Request) -> None:
+    """Converts the file that the words name, and prints a line of JSON."""
+    from hsvit_jax.weights.convert import Disagreement, convert
+
+    try:
+        report = convert(*request.words, config=request.config, **request.flags.flag_values_dict())
+    except Disagreement as error:
+        print(json.dumps(error.report))
+        raise
+    print(json.dumps(report))
+    if report.get("tolerance", 0) >= 1e-6:
+        cli.note(
+            f"note: errors below {report['tolerance']:g} of the largest logit go unseen; add "
+            "`logits_f64`, logits in float64, to lower that to 1e-9"
+        )
+    if report.get("batch_coupling"):
+        cli.note(
+            "note: an image's answer depends on the other images of its batch, as in the reference "
+            "(model.batch_coupling=True)"
+        )

@@ -1,4 +1,7 @@
-"""Accuracies over one or two axes, as a table, a CSV file and a plot."""
+"""Tables and plots of studies: systems with their costs, and accuracies over two axes.
+
+The comparison follows figure 2 of the HSViT paper and figure 4 of the ViX paper.
+"""
 
 import math
 import textwrap
@@ -6,17 +9,69 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from hsvit_jax import artifacts
+from hsvit_jax.models import costs
 from hsvit_jax.studies import engine
 from hsvit_jax.studies.engine import Row
 from hsvit_jax.text import printable
 
-COLUMNS = "x line parameters flops training_images steps batch examples"
+#: Columns of the CSV files.
+COMPARISON = "name spec epochs parameters megabytes flops batch forward_bytes training_bytes "
+COMPARISON += "images_per_second examples top5"
+GRID = "x line parameters flops training_images steps batch examples"
 
-Rows = Sequence[Row]
+
+def ranked(rows: Sequence[Row], batch: int) -> list[Row]:
+    """Returns the rows with the memory of `batch` images, best accuracy first."""
+    found = []
+    for row in rows:
+        forward = costs.forward_bytes(row["model"], batch)
+        training = costs.training_bytes(row["model"], batch)
+        memory = {"forward_bytes": forward, "training_bytes": training}
+        found.append({**row, "batch": batch, **memory})
+    return sorted(found, key=lambda row: -row["accuracy"])
 
 
-def table(rows: Rows, x: str, line: str) -> str:
+SHOWN = {
+    "system": lambda row: row["name"],
+    "parameters": lambda row: f"{row['parameters']:,}",
+    "parameters (MB)": lambda row: f"{row['megabytes']:.2f}",
+    "FLOPs": lambda row: f"{row['flops'] / 1e9:.3f} G",
+    "memory forward": lambda row: artifacts.byte_text(row["forward_bytes"]),
+    "memory training": lambda row: artifacts.byte_text(row["training_bytes"]),
+    "images/s": lambda row: f"{row['images_per_second']:,.0f}",
+    "top-1": engine.accuracy_text,
+    "top-5": lambda row: "–" if row["top5"] is None else f"{row['top5']:.2%}",
+}
+
+
+def comparison(rows: Sequence[Row]) -> str:
+    """Formats the rows as Markdown."""
+    return artifacts.markdown(artifacts.table(SHOWN, rows)) + "\n"
+
+
+def write_comparison(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
+    """Writes comparison.md, comparison.csv and comparison.png in `out`; returns their paths."""
+    batch, epochs = rows[0]["batch"], [row["epochs"] for row in rows]
+    ends = dict.fromkeys(f"{number:.3g}" for number in (min(epochs), max(epochs)))
+    notes = (
+        f"{' to '.join(ends)} epochs, {engine.seeds_text(rows)}. Accuracy: test split. MB: float32 "
+        "parameters. FLOPs: one image forward, 2·MAC. Memory: peak of the compiled program with "
+        f"activations, batch {batch}, {jax.default_backend()}, {jax.device_count()} device(s). "
+        f"images/s: median of the training log.\n\n    {command}\n"
+    )
+    across = {
+        "parameters": "parameters",
+        "flops": "FLOPs of one image forward",
+        "training_bytes": f"bytes of a training program, batch {batch}",
+    }
+    plot = figure(rows, across, lambda row: f"{row['name']}: {row['accuracy']:.2%}")
+    return engine.save(rows, COMPARISON, out, "comparison", f"{comparison(rows)}\n{notes}", plot)
+
+
+def _grid(rows: Sequence[Row], x: str, line: str) -> str:
     """Formats accuracies as Markdown, a row for each line and a column for each x."""
     columns, lines = (list(dict.fromkeys(row[axis] for row in rows)) for axis in ("x", "line"))
     cells = {(row["line"], row["x"]): engine.accuracy_text(row) for row in rows}
@@ -24,8 +79,8 @@ def table(rows: Rows, x: str, line: str) -> str:
     return artifacts.markdown([[f"{line} \\ {x}", *columns], *body])
 
 
-def write(
-    rows: Rows, title: str, axes: tuple[str, str], folder: Path, name: str, command: str
+def write_grid(
+    rows: Sequence[Row], title: str, axes: tuple[str, str], folder: Path, name: str, command: str
 ) -> list[Any]:
     """Writes the table as Markdown, all rows as CSV and the plot as PNG.
 
@@ -43,14 +98,14 @@ def write(
         f"{engine.seeds_text(rows)}. Steps × batch × FLOPs of a run: {min(compute):.3g} to "
         f"{max(compute):.3g}."
     )
-    drawn = table(rows, *axes)
+    drawn = _grid(rows, *axes)
     page = f"{drawn}\n\n{notes}\n\n    {command}\n"
     plot = figure(rows, {"x": axes[0]}, lambda row: row["line"], title, axes[1])
-    return [drawn, *engine.save(rows, COLUMNS, folder, name, page, plot)]
+    return [drawn, *engine.save(rows, GRID, folder, name, page, plot)]
 
 
 def figure(
-    rows: Rows,
+    rows: Sequence[Row],
     panels: Mapping[str, str],
     series: Callable[[Row], str],
     title: str = "",
