@@ -49,13 +49,13 @@ class ViXConfig(stems.StemSizes):
     def __post_init__(self) -> None:
         if not self.cls:
             object.__setattr__(self, "mlp_dim", scaled(self.embed_dim, self.expansion))
+        settings.check(self)
         if self.stem_channels and self.patch != 1:
             raise ValueError(
                 f"behind a stem each position of the map is a token; got patch={self.patch} and "
                 f"stem_channels={self.stem_channels}: set model.patch=1; strides are "
                 "model.stem_strides"
             )
-        settings.check(self)
         layers.check_patches(self.image_size, self.patch)
         super().__post_init__()
         reasons = {
