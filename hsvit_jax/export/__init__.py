@@ -13,7 +13,7 @@ import jax
 from hsvit_jax import artifacts
 from hsvit_jax.export import programs
 from hsvit_jax.train import metrics
-from hsvit_jax.weights import release, sources, torch
+from hsvit_jax.weights import files, sources, torch
 from hsvit_jax.weights.stored import Stored
 
 
@@ -51,7 +51,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
 
 def _file(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, bytes]:
     """Returns one file for `hsvit_jax.load`."""
-    return {out: release.pack({"params": stored.params, "stats": stored.stats}, about)}
+    return {out: files.pack({"params": stored.params, "stats": stored.stats}, about)}
 
 
 def _reference(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, bytes]:
@@ -65,7 +65,7 @@ def _reference(stored: Stored, about: dict[str, Any], out: str, _: None = None) 
     if (backbone := stored.model.feature_network()) is not None:
         torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
-    return {out: release.save(tensors, about, format="pt")}
+    return {out: files.save(tensors, about, format="pt")}
 
 
 def _hub(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dict[str, str | bytes]:

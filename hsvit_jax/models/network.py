@@ -5,7 +5,6 @@ A family lists its parts (Flax modules) and defines the forward pass through the
 part of the network on this device.
 """
 
-import abc
 import contextvars
 import copy
 import dataclasses
@@ -18,17 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
+from hsvit_jax.ops.normalise import moments_dtype, wide
+
 Array = jax.Array
 
 
-#: False while only the shapes of parameters are asked for: draws of random numbers trace slowly.
-_values_wanted = contextvars.ContextVar("values_wanted", default=True)
+#: True while only shapes of parameters are needed: random numbers would trace slowly.
+_shapes_only = contextvars.ContextVar("shapes_only", default=False)
 
 
 def draw(sample: Callable[..., Array], key: Array, shape: Iterable[int], *args: float) -> Array:
-    """`sample(key, shape, float32, *args)`, a function of `jax.random`, for a parameter."""
+    """Draws a parameter: `sample(key, shape, float32, *args)`, a function of `jax.random`."""
     shape = tuple(shape)
-    return sample(key, shape, jnp.float32, *args) if _values_wanted.get() else jnp.zeros(shape)
+    return jnp.zeros(shape) if _shapes_only.get() else sample(key, shape, jnp.float32, *args)
 
 
 class GroupShard:
@@ -38,15 +39,15 @@ class GroupShard:
     ordered = False  # add in the order of the groups, each computed by itself
 
     def slice(self, x: Array, axis: int) -> Array:
-        """This device's part along `axis` of an array that every device has."""
+        """Returns this device's part along `axis` of an array that every device has."""
         return x
 
     def all_gather(self, x: Array, axis: int) -> Array:
-        """All devices' parts of x, concatenated in order along `axis`."""
+        """Concatenates all devices' parts of x in order along `axis`."""
         return x
 
     def sum(self, x_GBD: Array) -> Array:
-        """The sum over the first axis and over all devices: (B, D)."""
+        """Sums over the first axis and over all devices: (B, D)."""
         return x_GBD.sum(0)
 
 
@@ -60,12 +61,10 @@ class ForwardContext:
     Attributes:
         train: use the batch's statistics and update the running ones.
         key_words: two uint32 scalars that key this step's dropout masks; None for no dropout.
-        example_ids_B: identity of each example, so that a mask does not depend on the position in
-            the batch.
-        batch_axes: mesh axes over which the batch is split.
+        example_ids_B: identity of each example; its masks do not depend on its place in the batch.
+        batch_axes: mesh axes over which `shard_map` splits the batch.
         shard: the part of the network on this device.
-        votes_G: weight of each attention group's CLS token in the average, 0 for a lost group;
-            None: all weigh the same.
+        votes_G: weight of each group's CLS token in the average, 0 for a lost one; None: equal.
         hook: callback `(name, array)` that receives intermediate activations, see `call_hook`.
     """
 
@@ -78,37 +77,39 @@ class ForwardContext:
     hook: Callable[[str, Array], None] | None = None
 
     def call_hook(self, name: str, compute: Callable[[], Array]) -> None:
-        """Passes an intermediate activation to the hook; computes nothing without one.
+        """Passes an intermediate activation to the hook, if any.
 
-        Args:
-            name: 'attention' (B, N, T, S), weights of a block's heads; 'tokens' (B, T, D), after a
-                block; 'maps' (B, H, W, C), the last feature map; of an HSViT also 'group attention'
-                (G, B, N, T, S) and 'votes' (G, B, K), logits of each group's CLS token alone.
+        Names: 'attention' (B, N, T, S), weights of a block's heads; 'tokens' (B, T, D), after a
+        block; 'maps' (B, H, W, C), the last feature map. HSViT has also 'group attention' (G, B, N,
+        T, S) and 'votes' (G, B, K), logits of each group's CLS token alone.
         """
         if self.hook is not None:
             self.hook(name, compute())
 
 
-class Network(abc.ABC):
+class Network:
     """A family's network: `init` and `apply` over {'part': {…}} trees of parameters and statistics.
 
+    A family defines `modules` or `parts`, and `logits` or `forward`.
+
     Attributes:
+        modules: part name → what makes it from the config and a key, in the order of the keys.
         config: at least image_size (H, W), image_channels and num_classes.
-        dtype: of the computation; parameters stay float32.
-        splits: what a device of the mesh's group axis computes its share of: attention 'groups',
-            'towers', or None.
-        group_axis_limit: the size that the mesh's group axis must divide: attention groups, towers,
-            or their common divisor with the kernels; 0 when nothing can be spread.
-        voters: attention groups that need nothing of each other but the vote, so that any of them
-            can be lost, computed alone or cut off; 0 for none.
+        dtype: the computation's; parameters stay float32.
+        splits: what the mesh's group axis divides: attention 'groups', 'towers', or None.
+        group_axis_limit: the size that the group axis must divide: groups, towers, or their common
+            divisor with the kernels; 0 if nothing can be spread.
+        voters: attention groups that exchange nothing but the vote, so that any can be lost,
+            computed alone or cut off; 0 for none.
         units: groups, or towers of them, that are lost as one; 0 for none.
         whitens: whether `init.whiten` can start the first convolution.
-        shapes: of the leaves of 'params' and of 'stats', by path.
-        lost: numbers of the groups or towers that this network does without, see `without`.
+        shapes: shapes of the leaves of 'params' and of 'stats', by path.
+        lost: numbers of the groups or towers that are missing, see `without`.
         frozen: names of parts that run as in evaluation and get no gradient, see `with_frozen`.
         part_hook: receives (name, output) of each part; its result replaces the output.
     """
 
+    modules: Mapping[str, Callable[[Any, Array], nnx.Module]] = {}
     splits: str | None = None
     group_axis_limit: int = 0
     voters: int = 0
@@ -120,11 +121,11 @@ class Network(abc.ABC):
     def __init__(self, config: Any, dtype: jnp.dtype = jnp.float32) -> None:
         self.config, self.dtype = config, jnp.dtype(dtype)
         self.lost: frozenset[int] = frozenset()
-        before = _values_wanted.set(False)
+        before = _shapes_only.set(True)
         try:
             parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
         finally:
-            _values_wanted.reset(before)
+            _shapes_only.reset(before)
         self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
         self.shapes = {
             kind: _shapes({name: plain(module, of) for name, module in parts.items()})
@@ -133,52 +134,51 @@ class Network(abc.ABC):
 
     @classmethod
     def of(cls, config: Any, dtype: jnp.dtype = jnp.float32) -> "Network":
-        """The network of a config; a family of several classes chooses one."""
+        """Returns the network of a config; a family of several classes chooses one."""
         return cls(config, dtype)
 
     @staticmethod
     def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes of the settings in a `model` section for a smoke run of seconds."""
+        """Returns changes of a `model` section's settings for a smoke run of seconds."""
         return {}
 
     def body(self, tree: dict) -> dict:
-        """The modules of a tree of `init` but the head, which may lie in a section."""
+        """Returns the modules of a tree of `init`, without the head where they have a section."""
         return tree
 
-    @abc.abstractmethod
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        """Freshly initialised modules by name; their variables make the trees of `init`."""
+        """Draws the modules by name; their variables make the trees of `init`."""
+        keys = jax.random.split(key, len(self.modules))
+        parts = zip(self.modules.items(), keys, strict=True)
+        return {name: make(self.config, part_key) for (name, make), part_key in parts}
 
     def logits(self, bound: "BoundModules", images_BHWC: Array, context: ForwardContext) -> Array:
-        """Logits (B, K) of images in the computation's dtype; a family defines it, or `forward`."""
+        """Returns logits (B, K) of images in the computation's dtype."""
         raise NotImplementedError
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        """`logits`, and the statistics after the pass."""
+        """Returns `logits`, and the statistics after the pass."""
         bound = self.bind(params, stats)
         return self.logits(bound, images_BHWC, context), bound.stats()
 
     def saved_multiply_adds(self) -> dict[str, int]:
-        """Returns multiply-adds by module that the literature counts and `forward` omits."""
+        """Returns by module the multiply-adds that the literature counts and `forward` saves."""
         return {}
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str] | None:
-        """FLOPs of one image as the family's paper counts them, and how; None: as 2·MAC.
+        """Returns one image's FLOPs as the family's paper counts them, and how; None: as 2·MAC.
 
-        multiply_adds: of matrix products and convolutions (`costs.multiply_adds`).
+        multiply_adds: `costs.multiply_adds`.
         """
         return None
 
     def without(self, lost: Collection[int]) -> "Network":
-        """This network without some of its attention groups or towers.
+        """Returns this network without the attention groups or towers of these numbers.
 
         Its parameters are the same trees without the lost entries of the axis of groups or towers.
         The surviving ones keep their numbers, and with them their dropout masks.
-
-        Args:
-            lost: their numbers, from 0.
 
         Raises:
             ValueError: none would survive, or this network cannot lose groups.
@@ -192,48 +192,37 @@ class Network(abc.ABC):
         return smaller
 
     def surviving(self) -> Array:
-        """Ascending numbers of the groups or towers that are not lost, int32."""
+        """Returns the sorted numbers of the groups or towers that are not lost, int32."""
         numbers = range(self.group_axis_limit + len(self.lost))
         return jnp.array([i for i in numbers if i not in self.lost], jnp.int32)
 
     def grown(self, params: dict, stats: dict, old: "Network", key: Array) -> tuple[dict, dict]:
-        """Returns (params, stats) of this network, continued from the weights of `old`.
-
-        Args:
-            key: draws the leaves that `old` does not have.
-        """
+        """Turns the weights of `old` into this network's; `key` draws the leaves that are new."""
         return params, stats
 
     def resized(self, **sizes: Any) -> "Network":
-        """This network with other num_classes, image_channels or image_size; nothing is frozen.
+        """Returns this network with other num_classes, image_channels or image_size, not frozen.
 
-        Raises:
-            ValueError: the sizes do not fit it.
+        Raises ValueError for sizes that do not fit.
         """
         return type(self)(dataclasses.replace(self.config, **sizes), self.dtype)
 
     def feature_network(self) -> tuple[str, "Network"] | None:
-        """(family, the classifier whose part 'backbone' is this network's), where there is one."""
+        """Returns (family, the classifier with this network's 'backbone'), or None."""
         return None
 
     def fused(self, params: dict, stats: dict) -> tuple["Network", dict, dict]:
-        """A network for inference that computes the same with fewer operations, and its trees.
+        """Returns a network for inference that computes the same with fewer operations.
 
-        Raises:
-            ValueError: this network has nothing to fuse.
+        Raises ValueError for a network with nothing to fuse.
         """
-        raise ValueError(
-            "this network has no sums of branches to fuse; of the families FastViT has"
-        )
+        raise ValueError("this network has no sums of branches to fuse; only FastViT has them")
 
     def with_frozen(self, names: Collection[str]) -> "Network":
-        """This network with these parts frozen.
+        """Returns this network with these parts frozen, some of `part_names`.
 
-        In every pass their BatchNorm normalises by its running statistics and leaves them as they
-        are, they drop nothing, and no gradient reaches their parameters.
-
-        Args:
-            names: some of `part_names`.
+        They always run as in evaluation: BatchNorm keeps and uses its running statistics, and
+        nothing is dropped. No gradient reaches their parameters.
 
         Raises:
             ValueError: the network has no such part, or none would be left to train.
@@ -251,31 +240,32 @@ class Network(abc.ABC):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Top-level names of the trees that `init` makes."""
+        """Top-level names of `init`'s trees."""
         return tuple(self._graphs)
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
-        """Axis along which the leaf at `path` is split over devices; None: it is replicated."""
+        """Returns the axis along which devices split the leaf at `path`; None: replicated."""
         return None
 
     def init_shapes(self) -> tuple[dict, dict]:
-        """`jax.eval_shape` of `init`, but nothing is traced."""
-        trees = (
-            {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
-            for shapes in (self.shapes["params"], self.shapes["stats"])
+        """Returns `jax.eval_shape` of `init`, without a trace."""
+        params, stats = (
+            traverse_util.unflatten_dict(
+                {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in leaves.items()}
+            )
+            for leaves in (self.shapes["params"], self.shapes["stats"])
         )
-        params, stats = map(traverse_util.unflatten_dict, trees)
         return params, stats
 
     def init(self, key: Array) -> tuple[dict, dict]:
-        """Freshly initialised (params, stats) of float32 arrays, distributed as the reference's."""
-        params, stats = {}, {}
-        with jax.enable_x64(False):  # which draws other numbers where a program has it on
+        """Draws (params, stats), float32 arrays distributed as the reference's."""
+        with jax.enable_x64(False):  # x64 would change the drawn values
             parts = self.parts(key)
-        for name, module in parts.items():
-            params[name] = plain(module, nnx.Param)
-            stats[name] = plain(module, nnx.BatchStat)
-        return without_empty(params), without_empty(stats)
+        params, stats = (
+            {name: tree for name, module in parts.items() if (tree := plain(module, kind))}
+            for kind in (nnx.Param, nnx.BatchStat)
+        )
+        return params, stats
 
     def apply(
         self,
@@ -291,39 +281,36 @@ class Network(abc.ABC):
         votes_G: Array | None = None,
         hook: Callable[[str, Array], None] | None = None,
     ) -> tuple[Array, dict]:
-        """The forward pass, to be differentiated in reverse mode (`jax.grad`, `jax.vjp`) alone.
+        """Computes the forward pass; only reverse mode (`jax.grad`, `jax.vjp`) differentiates it.
 
-        Under `jax.jit` on a mesh of the caller's own, its axes must be of type Auto.
+        Under `jax.jit` on the caller's mesh, its axes must be of type Auto.
 
         Args:
             train: use the batch's statistics and update them.
             dropout_key: a jax key for this step; None for no dropout.
-            example_ids_B: int32 identity of each example, so that a mask is a function of (key,
-                example, group) alone; defaults to the position in the batch.
-            shard: see `ForwardContext`, as for batch_axes, votes_G and hook.
+            example_ids_B: int32 identity of each example: a mask is a function of (key, example,
+                group). The default is the position in the batch.
+            shard, batch_axes, votes_G, hook: see `ForwardContext`.
 
         Returns:
             Logits (B, K), at least float32, and the statistics after this batch.
 
         Raises:
-            ValueError: the images have another shape than the network's, or hold integers; or there
-                are none. params and stats are another network's, or votes_G fits no groups.
+            ValueError: images, trees or votes_G do not fit the network.
         """
         images_BHWC = jnp.asarray(images_BHWC)
-        if not images_BHWC.shape[0]:
-            raise ValueError("a network needs an image at least; got a batch of 0")
         expected = (*self.config.image_size, self.config.image_channels)
-        if images_BHWC.shape[1:] != expected:
+        if images_BHWC.shape[1:] != expected or not images_BHWC.shape[0]:
             raise ValueError(
-                f"images of shape {images_BHWC.shape[1:]} given to a network built for {expected} "
-                "(rows, columns, channels)"
+                f"images of shape {images_BHWC.shape} given to a network built for at least one "
+                f"image of {expected} (rows, columns, channels)"
             )
         if not jnp.issubdtype(images_BHWC.dtype, jnp.floating):
             raise ValueError(
-                f"images of {images_BHWC.dtype} given to a network, which takes normalised ones: "
-                "scale them to floating point as in training (see augment.normalise)"
+                f"images of {images_BHWC.dtype} given to a network for normalised ones: scale them "
+                "to floating point as in training (see augment.normalise)"
             )
-        if shard is UNSHARDED and not self.lost:  # else these are a part of it
+        if shard is UNSHARDED and not self.lost:  # a shard holds only a part of the parameters
             self._check(params, stats, votes_G)
         key_words = None
         if dropout_key is not None:
@@ -336,11 +323,10 @@ class Network(abc.ABC):
             for name, part in params.items()
         }
         # Images of double precision make a float32 network compute in it.
-        wide = jnp.promote_types(images_BHWC.dtype, jnp.float32)
-        dtype = self.dtype if self.dtype != jnp.float32 else wide
+        dtype = moments_dtype(images_BHWC) if self.dtype == jnp.float32 else self.dtype
         context = ForwardContext(train, key_words, example_ids_B, batch_axes, shard, votes_G, hook)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), context)
-        return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
+        return wide(logits_BK), stats
 
     def _check(self, params: dict, stats: dict, votes_G: Array | None) -> None:
         for kind, tree in (("params", params), ("stats", stats)):
@@ -348,25 +334,24 @@ class Network(abc.ABC):
             for path in sorted({*given, *wanted}):
                 found, expected = given.get(path, "missing"), wanted.get(path, "none")
                 if found != expected:
+                    where = ".".join(path)
                     raise ValueError(
-                        f"{kind} of another network: {'.'.join(path)} is {found}, where this one "
-                        f"has {expected}"
+                        f"{kind} of another network: {where} is {found}, where this one has "
+                        f"{expected}"
                     )
-        if votes_G is None:
-            return
-        known = not isinstance(votes_G, jax.core.Tracer)
-        if np.shape(votes_G) != (self.voters,) or (known and not np.asarray(votes_G).sum() > 0):
+        known = votes_G is not None and not isinstance(votes_G, jax.core.Tracer)
+        wrong = votes_G is not None and np.shape(votes_G) != (self.voters,)
+        if wrong or (known and not np.asarray(votes_G).sum() > 0):
             raise ValueError(
                 f"votes_G needs a weight for each of {self.voters} voting groups, not all 0; got "
                 f"{votes_G if known else np.shape(votes_G)}"
             )
 
     def views(self, params: dict, stats: dict, images_BHWC: Array) -> dict[str, list[Array]]:
-        """Intermediate activations of an evaluation pass, float32.
+        """Returns intermediate activations of an evaluation pass, float32.
 
-        Returns:
-            Arrays by name (`ForwardContext.call_hook`) in order of computation, and the 'logits'
-            (B, K).
+        They are lists by name (`ForwardContext.call_hook`), in order of computation, and the
+        'logits' (B, K).
         """
         seen: dict[str, list[Array]] = {}
 
@@ -377,10 +362,10 @@ class Network(abc.ABC):
         return seen
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """(tokens before the patches, rows, columns) of a sequence; None where it has no grid.
+        """Returns (tokens before the patches, rows, columns) of a sequence; None without a grid.
 
-        The grid has the image's proportions and at most a CLS token before it; of the two numbers
-        of patches that this leaves, only one can be a grid.
+        The grid has the image's proportions and at most a CLS token before it. This leaves two
+        numbers of patches, and only one of them can be a grid.
         """
         rows, columns = self.config.image_size
         unit = gcd(rows, columns)
@@ -392,10 +377,7 @@ class Network(abc.ABC):
         return None
 
     def at_places(self, x_BTC: Array) -> Array | None:
-        """Returns a sequence's patches, without a CLS token, as a map (B, rows, columns, C).
-
-        None for a sequence without a grid.
-        """
+        """Returns a sequence's patches as a map (B, rows, columns, C), or None without a grid."""
         grid = self.grid(x_BTC.shape[1])
         if grid is None:
             return None
@@ -403,94 +385,72 @@ class Network(abc.ABC):
         return x_BTC[:, before:].reshape(x_BTC.shape[0], rows, columns, x_BTC.shape[2])
 
     def bind(self, params: dict, stats: dict) -> "BoundModules":
-        """The network's modules with these parameters and statistics in them."""
-        return BoundModules(self._graphs, params, stats, self.frozen, self.part_hook)
+        """Returns the network's modules with these parameters and statistics in them."""
+        return BoundModules(self, params, stats)
 
 
 class BoundModules:
-    """A network's modules by name, each merged with its parameters and statistics on first use.
+    """A network's modules by name, each merged with its parameters and statistics on first use."""
 
-    Parts named in `frozen` run as in evaluation; part_hook: see `Network`.
-    """
-
-    def __init__(
-        self,
-        graphs: dict[str, Any],
-        params: dict,
-        stats: dict,
-        frozen: frozenset[str] = frozenset(),
-        part_hook: Callable[[str, Any], Any] | None = None,
-    ) -> None:
-        self._graphs, self._params, self._stats = graphs, params, stats
-        self._frozen, self._part_hook = frozen, part_hook
+    def __init__(self, network: Network, params: dict, stats: dict) -> None:
+        self._network, self._params, self._stats = network, params, stats
         self._modules: dict[str, nnx.Module] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._modules:
             state = module_state(self._params.get(name, {}), self._stats.get(name, {}))
-            self._modules[name] = nnx.merge(self._graphs[name], nnx.State(state))
-        module, frozen, part_hook = self._modules[name], name in self._frozen, self._part_hook
-        if not frozen and part_hook is None:
-            return module
+            self._modules[name] = nnx.merge(self._network._graphs[name], nnx.State(state))
+        module, hook = self._modules[name], self._network.part_hook
+        frozen = name in self._network.frozen
 
         def run(*args: Any) -> Any:
             output = module(*map(_evaluation, args)) if frozen else module(*args)
-            return output if part_hook is None else part_hook(name, output)
+            return output if hook is None else hook(name, output)
 
-        return run
+        return run if frozen or hook is not None else module
 
     def through_stages(self, x: Array, context: ForwardContext) -> Array:
-        """A map or its tokens through the parts 'stage0', 'stage1', … in turn."""
-        for i in range(sum(name.startswith("stage") for name in self._graphs)):
+        """Passes a map or its tokens through the parts 'stage0', 'stage1', … in turn."""
+        for i in range(sum(name.startswith("stage") for name in self._network._graphs)):
             x = self[f"stage{i}"](x, context)
         return x
 
     def trees(self, name: str) -> tuple[dict, dict]:
-        """The parameters and statistics of one part, as they were before the pass."""
+        """Returns the parameters and statistics of one part before the pass."""
         return self._params[name], self._stats.get(name, {})
 
     def stats(self) -> dict:
-        """The statistics after the pass; unused and frozen parts keep theirs."""
-        used = {
-            name: plain(module, nnx.BatchStat)
-            for name, module in self._modules.items()
-            if name not in self._frozen
+        """Returns the statistics after the pass; unused and frozen parts keep theirs."""
+        used = self._modules.keys() - self._network.frozen
+        return {
+            name: plain(self._modules[name], nnx.BatchStat) if name in used else old
+            for name, old in self._stats.items()
         }
-        return {name: used.get(name, old) for name, old in self._stats.items()}
 
 
 def grid_of(maps: Iterable[tuple[int, int]], tokens: int) -> tuple[int, int, int] | None:
-    """Returns the first of these maps (rows, columns) with as many places, for `Network.grid`."""
+    """Returns the grid, as `Network.grid`: the first of these maps with as many places."""
     return next(((0, *size) for size in maps if size[0] * size[1] == tokens), None)
 
 
 def _evaluation(arg: Any) -> Any:
-    """A frozen part's argument: of a context, evaluation's."""
-    if isinstance(arg, ForwardContext):
-        return dataclasses.replace(arg, train=False, key_words=None)
-    return arg
+    """Turns a context into that of an evaluation."""
+    is_context = isinstance(arg, ForwardContext)
+    return dataclasses.replace(arg, train=False, key_words=None) if is_context else arg
 
 
 def _shapes(tree: dict) -> dict[tuple[str, ...], tuple[int, ...]]:
     return {path: np.shape(leaf) for path, leaf in traverse_util.flatten_dict(tree).items()}
 
 
-def without_empty(tree: dict) -> dict:
-    """The tree without empty parts, so that its structure does not depend on how it was made."""
-    return {k: v for k, v in tree.items() if v}
-
-
 def plain(module: nnx.Module, kind: type) -> dict:
-    """One kind of a module's variables as nested dicts; list positions become '0', '1', …"""
-
-    def named(tree: dict) -> dict:
-        return {str(k): named(v) if isinstance(v, dict) else v for k, v in tree.items()}
-
-    return named(nnx.to_pure_dict(nnx.state(module, kind)))
+    """Returns one kind of a module's variables as nested dicts; positions in lists are strings."""
+    leaves = traverse_util.flatten_dict(nnx.to_pure_dict(nnx.state(module, kind)))
+    return traverse_util.unflatten_dict({tuple(map(str, path)): x for path, x in leaves.items()})
 
 
 def module_state(params: dict, stats: dict) -> dict:
-    """Inverse of `plain`: parameters and statistics in one tree, list positions as integers."""
+    """Joins parameters and statistics in one tree, with positions in lists as integers."""
     leaves = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(stats)
     return traverse_util.unflatten_dict(
         {tuple(int(k) if k.isdigit() else k for k in path): x for path, x in leaves.items()}

@@ -16,7 +16,7 @@ from hsvit_jax import train
 from hsvit_jax.models.vit import deit
 from hsvit_jax.studies import engine
 from hsvit_jax.train import resume, step
-from hsvit_jax.weights import release
+from hsvit_jax.weights import files
 
 
 class Found(NamedTuple):
@@ -86,7 +86,7 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
     if config.init.classifier != "keep":  # the search has trained it
         changes["init.classifier"] = "keep"
     share = deit.multiply_adds(sizes, retained) / every
-    return Found(retained, share, release.pack(trees, about), changes)
+    return Found(retained, share, files.pack(trees, about), changes)
 
 
 def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation:

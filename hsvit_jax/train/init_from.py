@@ -11,7 +11,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import step
-from hsvit_jax.weights import adapt, files, read, release, sources
+from hsvit_jax.weights import adapt, files, read, sources
 from hsvit_jax.weights.stored import Stored, digest, for_all, stored_config, stored_network
 
 #: Keys of `init` that fit the weights of `init.from` to other sizes.
@@ -145,7 +145,7 @@ def load(
     try:
         path = sources.locate(source)
         tensors, description = files.read(path) if files.is_weights(path) else ({}, {})
-        if tensors and not release.is_release(description):
+        if tensors and not files.is_release(description):
             found = read.read(
                 *(path, tensors, description, model, config.model.family),
                 fresh_classifier=how["classifier"] == "new",

@@ -1,12 +1,12 @@
 """Adapts trained weights to other classes, image channels or another image size.
 
-Only the settings that ask for it change a leaf, and each change is noted. Classifier: fresh, or
-without the first class, which some networks keep for the background. First convolution or patches:
-each new channel gets an equal share of the sum of the old channels' kernels, so that a grey picture
-gives the same map, whether it is seen as one channel or three; not so in a DHVT, whose
-factors and offsets of each channel, before the convolution, become their means. Positions:
-interpolated over the grid of patches by Keys' cubic kernel, a CLS's kept; the weights of an HSViT's
-projection, a picture of the map, are interpolated too, and scaled to its new area.
+Only the settings that request it change a leaf, and a note reports each change. The classifier is
+fresh, or loses its first class, which some networks keep for the background. In the first
+convolution or the patches, each new channel gets an equal share of the sum of the old channels'
+kernels. A grey picture then gives the same map as one channel or as three, except in a DHVT: its
+factors and offsets of each channel, before the convolution, become their means. Positions are
+interpolated over the grid of patches by Keys' cubic kernel, and a CLS keeps its own. So are the
+weights of an HSViT's projection, a picture of the map, which are also scaled to its new area.
 """
 
 import math
@@ -23,11 +23,19 @@ from hsvit_jax.models.network import Network
 Array = jax.Array
 Path = tuple[str, ...]
 Leaves = dict[Path, Any]
+Shape = tuple[int, ...]
 
 
 class Refitted(NamedTuple):
-    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, log lines, a digest
-    of the weights before, and the names of leaves that are new or larger in a grown network."""
+    """Weights for the new sizes.
+
+    Attributes:
+      params: a tree of NumPy arrays, as `stats`.
+      fresh: the names of fresh leaves.
+      notes: log lines.
+      origin: a digest of the weights before.
+      grown: the names of leaves that are new or larger in a grown network.
+    """
 
     params: dict
     stats: dict
@@ -57,22 +65,20 @@ def refit(
     """Adapts the weights of `old` to `new`, a network of the same architecture.
 
     Args:
-      old: the network whose weights they are.
-      new: the network to adapt them to.
       how: 'classifier' ('match', 'keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'),
           'positions' ('keep', 'resize').
       key: draws fresh leaves.
-      rows: for each new class the old one that it is, where their names are known.
+      rows: for each new class its row in the old classifier, if the names are known.
 
     Raises:
-      ValueError: differences that no setting allows, or that cannot be adapted; names all the
-          settings that would allow them.
+      ValueError: no setting allows a difference, or it cannot be adapted; names all the settings
+          that would allow them.
     """
     leaves = traverse_util.flatten_dict({"params": params, "stats": stats})
     fresh: Leaves = {}
     notes, problems, fixes = [], [], []
     network = old
-    for name, (setting, *_) in _SIZES.items():
+    for name, (setting, label, request, effect) in _SIZES.items():
         mode = how[setting]
         before, after = (getattr(net.config, name) for net in (network, new))
         resized = network.resized(**{name: after})
@@ -89,20 +95,24 @@ def refit(
             fresh = drawn(resized, _changed(other, resized).__contains__, key)
             leaves |= fresh
             notes.append(f"fresh for {after} classes: {_names(fresh)}")
-        elif mode == "drop_first" and before == after:
+        elif mode == "drop_first" and before != after + 1:
             raise ValueError(
-                f"init.classifier=drop_first drops one class of {before}, and this "
-                f"configuration has {after} too: set init.classifier=keep, or new for other classes"
+                f"init.classifier=drop_first removes one class of {before}, and this configuration "
+                f"has {after}; set init.classifier=keep, or new for other classes"
             )
         elif before != after and (shapes := _changed(network, resized)):
+            sizes = f"it has {_figures(before)}, this configuration {_figures(after)}"
             if mode not in _CHANGES:
-                problems.append(_refusal(name, before, after))
-                fixes.append(f"--config.init.{setting}={_SIZES[name][2]}")
+                background = name == "num_classes" and before == after + 1
+                extra = ", and init.classifier=drop_first removes the first class (the background)"
+                extra = extra if background else ""
+                problems.append(f"{label} {sizes}; init.{setting}={request} {effect}{extra}")
+                fixes.append(f"--config.init.{setting}={request}")
                 continue
-            change, label = _CHANGES[mode]
+            change, words = _CHANGES[mode]
             for path, shape in shapes.items():
                 leaves[path] = change(path, np.asarray(leaves[path]), shape, network, resized)
-            notes.append(f"{label} {_figures(after)}: {_names(shapes)}")
+            notes.append(f"{words} {_figures(after)}: {_names(shapes)}")
         elif name == "image_size" and before != after and (turned := _turned(network, resized)):
             raise ValueError(
                 f"image size: it has {_figures(before)}, this configuration {_figures(after)}: "
@@ -114,16 +124,6 @@ def refit(
     tree = nested(leaves)
     names = tuple(map(".".join, fresh))
     return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(notes))
-
-
-def _refusal(name: str, before: Any, after: Any) -> str:
-    (setting, label, mode, effect), extra = _SIZES[name], ""
-    if name == "num_classes" and before == after + 1:
-        extra = ", and init.classifier=drop_first leaves out the first class (the background)"
-    return (
-        f"{label} it has {_figures(before)}, this configuration {_figures(after)}; "
-        f"init.{setting}={mode} {effect}{extra}"
-    )
 
 
 def _figures(size: Any) -> str:
@@ -143,55 +143,45 @@ def fit(
     key: Array,
     rows: Sequence[int] = (),
 ) -> Refitted:
-    """Refits weights to new classes, channels and image size, then grows them; all that does not
-    fit is in one message."""
+    """Refits weights to new classes, channels and image size, then grows them; raises ValueError
+    for what does not fit."""
     if old.config == new.config and how["classifier"] in ("match", "keep") and not rows:
         return Refitted(params, stats, (), ())
-    between, wrong, refitted = at_sizes_of(old, new), [], None
-    try:
-        check(between.config, new.config)
-    except ValueError as error:
-        wrong.append(str(error))
-    try:
-        refitted = refit(params, stats, old, between, how, key, rows)
-    except ValueError as error:
-        wrong.append(str(error))
-    if wrong or refitted is None:
-        raise ValueError("; ".join(wrong))
+    between = at_sizes_of(old, new)
+    check(between.config, new.config)
+    refitted = refit(params, stats, old, between, how, key, rows)
     if between.config == new.config:
         return refitted
     params, stats = new.grown(refitted.params, refitted.stats, between, key)
     before = traverse_util.flatten_dict(refitted.params)
-    grown = [
+    grown = tuple(
         ".".join(("params", *path))
         for path, leaf in traverse_util.flatten_dict(params).items()
         if path not in before or before[path].shape != leaf.shape
-    ]
-    notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
-    notes = (*refitted.notes, *(notes if grown else ()))
-    return refitted._replace(params=params, stats=stats, notes=notes, grown=tuple(grown))
+    )
+    note = f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"
+    notes = (*refitted.notes, *((note,) if grown else ()))
+    return refitted._replace(params=params, stats=stats, notes=notes, grown=grown)
 
 
 def check(old: Any, new: Any) -> None:
     """Raises ValueError with every difference if a network of config `new` cannot continue from
     one of config `old`; see `family.misfits`."""
     lines = misfits(old, new)
+    strided = any(line.startswith("pool_strides") for line in lines)
+    if strided and len(old.pool_strides) == len(new.pool_strides):
+        strides = ",".join(map(str, old.pool_strides))  # the default follows the image's size
+        lines.append(f"set --config.model.pool_strides={strides} to keep the checkpoint's")
     if lines:
-        # They follow the image's size.
-        strided = any(line.startswith("pool_strides") for line in lines)
-        if strided and len(old.pool_strides) == len(new.pool_strides):
-            strides = ",".join(map(str, old.pool_strides))
-            lines.append(f"set --config.model.pool_strides={strides} to keep the checkpoint's")
+        text = "\n  ".join(lines)
         raise ValueError(
-            "the network to start from is neither of the same sizes nor a smaller one:\n  "
-            + "\n  ".join(lines)
+            f"the network to start from has neither the same sizes nor smaller ones:\n  {text}"
         )
 
 
 def at_sizes_of(old: Network, new: Network) -> Network:
-    """The network `old` with the classes, image channels and image size of `new`."""
-    sizes = ("num_classes", "image_channels", "image_size")
-    return old.resized(**{name: getattr(new.config, name) for name in sizes})
+    """Returns the network `old` with the classes, image channels and image size of `new`."""
+    return old.resized(**{name: getattr(new.config, name) for name in _SIZES})
 
 
 def fit_backbone(
@@ -201,77 +191,63 @@ def fit_backbone(
     base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
     refitted = fit(params, stats, old, base, {**how, "classifier": "keep"}, key)
     fresh = drawn(model, lambda path: path[1] != "backbone", key)
-    kinds = ("params", "stats")
-    trees = {kind: {"backbone": getattr(refitted, kind)["backbone"]} for kind in kinds}
-    for kind, tree in nested(fresh).items():
-        trees[kind] |= tree
-    parts = sorted({path[1] for path in fresh})
-    notes = (*refitted.notes, f"fresh: {', '.join(parts)}")
-    return Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), notes)
+    trees = nested(fresh)
+    params, stats = (
+        {"backbone": getattr(refitted, kind)["backbone"], **trees.get(kind, {})}
+        for kind in ("params", "stats")
+    )
+    notes = (*refitted.notes, f"fresh: {', '.join(sorted({path[1] for path in fresh}))}")
+    return Refitted(params, stats, tuple(map(".".join, fresh)), notes)
 
 
 # --- Changes of a leaf ---------------------------------------------------------------------------
 
 
-def _one_axis(path: Path, x: np.ndarray, shape: tuple[int, ...]) -> int:
+def _one_axis(path: Path, x: np.ndarray, shape: Shape) -> int:
     axes = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=True)) if a != b]
     if len(axes) != 1:
         raise ValueError(
-            f"{'.'.join(path[1:])} is {_figures(x.shape)} and should be {_figures(shape)}: it "
-            "cannot be made to fit; train with the old size"
+            f"{'.'.join(path[1:])} is {_figures(x.shape)} and cannot become {_figures(shape)}; "
+            "train with the old size"
         )
     return axes[0]
 
 
 def _without_first(
-    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
+    path: Path, x: np.ndarray, shape: Shape, old: Network, new: Network
 ) -> np.ndarray:
-    axis = _one_axis(path, x, shape)
-    if x.shape[axis] != shape[axis] + 1:
-        raise ValueError(
-            f"init.classifier=drop_first drops one class of {x.shape[axis]}, which is not "
-            f"{shape[axis]}: set init.classifier=new, or use data of {x.shape[axis] - 1} classes"
-        )
-    return np.delete(x, 0, axis)
+    return np.delete(x, 0, _one_axis(path, x, shape))
 
 
 def _other_channels(
-    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
+    path: Path, x: np.ndarray, shape: Shape, old: Network, new: Network
 ) -> np.ndarray:
     """Refits an axis that runs over a patch's pixels and then channels, or over channels alone.
 
-    Of a kernel the sum over channels stays, of a factor or an offset of each channel the mean.
+    A kernel keeps its sum over channels; a factor or an offset of each channel becomes the mean.
     """
     axis = _one_axis(path, x, shape)
     before, after = old.config.image_channels, new.config.image_channels
-    pixels = x.shape[axis] // before
-    if pixels * before != x.shape[axis] or pixels * after != shape[axis]:
-        raise ValueError(
-            f"{'.'.join(path[1:])} is {_figures(x.shape)} and should be {_figures(shape)}: it "
-            f"cannot be refitted from {before} image channels to {after}"
-        )
-    apart = x.reshape(*x.shape[:axis], pixels, before, *x.shape[axis + 1 :])
+    apart = x.reshape(*x.shape[:axis], -1, before, *x.shape[axis + 1 :])
     count = before if path[-1] in ("scale", "bias") else after
     share = apart.sum(axis + 1, keepdims=True) / np.float32(count)
     return np.repeat(share, after, axis + 1).reshape(shape)
 
 
-def _resized(
-    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
-) -> np.ndarray:
+def _resized(path: Path, x: np.ndarray, shape: Shape, old: Network, new: Network) -> np.ndarray:
     axis = _one_axis(path, x, shape)
     grids = old.grid(x.shape[axis]), new.grid(shape[axis])
     if None in grids or grids[0][0] != grids[1][0]:
         raise ValueError(
             f"{'.'.join(path[1:])} of {x.shape[axis]} places cannot be resized to {shape[axis]}: "
-            "they are no grid of the image's proportions; train at the old image size"
+            "they form no grid of the image's proportions; train at the old image size"
         )
     (before, *from_grid), (_, *to_grid) = grids
     flat = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
     places = flat[before:].reshape(*from_grid, -1)
     resized = jax.image.resize(places, (*to_grid, flat.shape[1]), "cubic", antialias=False)
     resized = np.asarray(resized).reshape(math.prod(to_grid), -1)
-    if path[-1] in ("kernel", "sequence_kernel"):  # a sum over places, which are more or fewer now
+    if path[-1] in ("kernel", "sequence_kernel"):  # a sum over more or fewer places
         resized = resized * np.float32(math.prod(from_grid) / math.prod(to_grid))
     rows = np.concatenate([flat[:before], resized])
     rest = x.shape[:axis] + x.shape[axis + 1 :]
@@ -280,7 +256,7 @@ def _resized(
 
 #: Mode → the change, and the words that note it.
 _CHANGES = {
-    "drop_first": (_without_first, "the first class left out, for"),
+    "drop_first": (_without_first, "the first class removed, for"),
     "refit": (_other_channels, "refitted to image channels"),
     "resize": (_resized, "resized for images of"),
 }
@@ -294,12 +270,12 @@ def nested(leaves: Leaves) -> dict:
     return traverse_util.unflatten_dict({path: np.asarray(x) for path, x in leaves.items()})
 
 
-def _shapes(network: Network) -> dict[Path, tuple[int, ...]]:
+def _shapes(network: Network) -> dict[Path, Shape]:
     kinds = network.shapes.items()
     return {(kind, *path): shape for kind, shapes in kinds for path, shape in shapes.items()}
 
 
-def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
+def _changed(old: Network, new: Network) -> dict[Path, Shape]:
     before, after = _shapes(old), _shapes(new)
     if before.keys() != after.keys():
         names = {".".join(path[1:]) for path in before.keys() ^ after.keys()}
@@ -307,8 +283,8 @@ def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
     return {path: shape for path, shape in after.items() if shape != before[path]}
 
 
-def _turned(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
-    """The leaves of places that are as many in both, in other rows: of an image on its side."""
+def _turned(old: Network, new: Network) -> dict[Path, Shape]:
+    """Returns the leaves of as many places that a turned image has in other rows."""
     larger = old.resized(image_size=tuple(2 * side for side in old.config.image_size))
     before, turned = _shapes(old), {}
     for path, shape in _changed(old, larger).items():
@@ -320,7 +296,7 @@ def _turned(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
 
 
 def drawn(network: Network, wanted: Callable[[Path], bool], key: Array) -> Leaves:
-    """Draws the wanted leaves of a fresh network, by path; the others are not even computed."""
+    """Draws the wanted leaves of a fresh network by path; does not compute the others."""
     order = [path for path in _shapes(network) if wanted(path)]
 
     def draw(key: Array) -> list[Array]:

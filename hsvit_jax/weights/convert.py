@@ -1,8 +1,8 @@
 """Converts a weight file of another library to a run's folder.
 
-Where the file also holds `input` (NCHW) and `logits_f64` or `logits`, the converted network must
-agree with them in float64 before anything is written. One weight that is off by 0.1 % shows in
-`logits_f64` alone.
+If the file also holds `input` (NCHW) and `logits_f64` or `logits`, the converted network must agree
+with them in float64 before anything is written. Only `logits_f64` shows one weight that is off by
+0.1 %.
 """
 
 import copy
@@ -22,12 +22,12 @@ from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
 from hsvit_jax.models.network import Network
 from hsvit_jax.text import few
-from hsvit_jax.weights import adapt, files, read, release, sources
-from hsvit_jax.weights.torch.base import Tensors
+from hsvit_jax.weights import adapt, files, read, sources
+from hsvit_jax.weights.files import Tensors
 
 
 class Disagreement(ValueError):
-    """The converted network's logits differ from the file's; `report` says by how much."""
+    """The converted network's logits differ from the file's; `report` has the figures."""
 
     def __init__(self, message: str, report: dict[str, Any]) -> None:
         super().__init__(message)
@@ -48,21 +48,21 @@ def convert(
     """Converts a file to a work directory with `checkpoints/` (step 0) and `config.json`.
 
     Args:
-      path: of the file, or what `sources.locate` finds one by.
-      out: the work directory; by default `<stem>-jax` beside the file.
-      config: of the network, for a file that does not say which it holds.
-      data: name of the data set in a file's own configuration; cifar10 by default.
-      mean, std: of pixels in [0, 1], one value or one per channel. By default those of the
-        configuration, or what stands beside a published file, else 0.5.
-      class_names: the name of each logit; by default those that the file holds, or numbers. The
-        labels of data are matched with them by name.
-      tolerance: of the logits, where the file has them, relative to the largest. By default 1e-9
-        for `logits_f64`, or 1e-6 with rotary positions, whose angles the reference keeps in
-        float32; 1e-5 for `logits`.
+      path: a file, or a source of `sources.locate`.
+      out: the work directory; defaults to `<stem>-jax` beside the file.
+      config: the network's, for a file that does not describe it.
+      data: name of the data set in a file's own configuration; defaults to cifar10.
+      mean, std: one value or one per channel, for pixels in [0, 1]. They default to those of the
+        configuration, then to those beside a published file, then to 0.5.
+      class_names: the name of each logit, by which labels are matched; defaults to those in the
+        file, then to numbers.
+      tolerance: the largest error of logits relative to the largest logit. It defaults to 1e-9 for
+        `logits_f64` (1e-6 with rotary positions, whose angles the reference keeps in float32) and
+        to 1e-5 for `logits`.
 
     Returns:
-      `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
-      `tolerance`; of Performer and Nyström `batch_coupling`.
+      `parameters`, `checkpoint` and, if compared, `max_abs_error`, `max_abs_logit` and
+      `tolerance`; for Performer and Nyström `batch_coupling`.
 
     Raises:
       ValueError: the file cannot be read, its tensors or sizes do not fit, or `out` holds something
@@ -71,10 +71,10 @@ def convert(
     """
     path = sources.locate(path)
     tensors, description = files.read(path)
-    if release.is_release(description):
+    if files.is_release(description):
         raise ValueError(
-            f"{path} is a network of this package already: pass it to hsvit eval, predict or "
-            "serve, or to init.from"
+            f"{path} is a network of this package already: use it with hsvit eval, predict or "
+            "serve, or with init.from"
         )
     try:
         like, family = (None, "") if config is None else (_network(config), config.model.family)
@@ -99,7 +99,7 @@ def convert(
 
 
 def _network(config: ml_collections.ConfigDict) -> Network:
-    """Builds the network of a configuration that knows no data set yet."""
+    """Builds the network of a configuration without a data set."""
     family = models.FAMILIES[config.model.family]
     side = family.native_sizes.get(config.model.variant, family.native_size)
     sides = tuple(config.data.image_size) or (side,)
@@ -125,10 +125,9 @@ def _completed(
     """Returns the file's configuration, or the given one, with the file's sizes."""
     c = found.network.config
     if like is not None and type(c) is not type(like.config):
-        raise ValueError(f"it holds the backbone ({found.family}) alone: use init.from with it")
+        raise ValueError(f"it holds the backbone ({found.family}) alone: use it with init.from")
     if like is not None and found.config is not None:
-        sizes = {n: getattr(c, n) for n in ("image_size", "image_channels", "num_classes")}
-        adapt.check(c, like.resized(**sizes).config)
+        adapt.check(c, adapt.at_sizes_of(like, found.network).config)
     config = found.config if given is None else given
     family, channels = models.FAMILIES[config.model.family], c.image_channels
     values = {"data.image_size": c.image_size, "data.channels": channels}

@@ -1,11 +1,11 @@
-"""Reads the weight files of other libraries: whose network they hold, its sizes and its arrays.
+"""Reads the weight files of other libraries: their network, its sizes and its arrays.
 
 The sizes are those of the file's own configuration: its `config`, or the `config.json` beside it.
-Without one, the network is given; the tensors show only its classes and image channels. The
-layout is recognised from the tensors' names.
+Without one the network is given, and the tensors show its classes and image channels alone. The
+tensors' names show the layout.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,22 +17,19 @@ from hsvit_jax.models.network import Network
 from hsvit_jax.text import few
 from hsvit_jax.weights import files, sources, torch
 from hsvit_jax.weights.torch import layouts
-from hsvit_jax.weights.torch.base import Tensors, pair
-
-Shapes = Mapping[str, tuple[int, ...]]
+from hsvit_jax.weights.torch.base import Shape, Tensors, pair
 
 
 class Weights(NamedTuple):
     """The weights of a file.
 
     Attributes:
-      params: parameters of `network`, NumPy arrays.
-      stats: its batch statistics.
+      params: NumPy arrays, as `stats`.
       network: the network in the file, in the file's sizes.
-      family: of this network.
+      family: the network's.
       source: the file and its layout, for the log.
-      config: the file's own configuration; None where it has none.
-      class_names: of its classes, as far as the file names them.
+      config: the file's own configuration, or None.
+      class_names: names of its classes, as far as the file has them.
     """
 
     params: dict
@@ -56,23 +53,23 @@ def read(
     """Reads the weights in a file.
 
     Args:
-      path: of the file; for a network on a backbone also one of the backbone's family.
-      tensors: of the file, and its `description`, as `files.read` returns them.
-      like: the network where the file does not say which it holds, with any number of classes.
-      family: of `like`.
+      path: a file; for a network on a backbone also one of the backbone's family.
+      tensors: its tensors and its `description`, as `files.read` returns them.
+      like: the network of a file that describes none, with any number of classes.
+      family: the family of `like`.
       fresh_classifier: the file need not have a classifier, which is then zeros.
 
     Raises:
-      ValueError: nothing says which network it is, or it is another one, or has tensors that are
-        missing, extra or misshapen.
+      ValueError: nothing describes the network, it is another one, or tensors are missing, extra or
+        misshapen.
     """
     published = sources.pixels(path)
     if published and published.blue_first:
         tensors = red_first(tensors)
-    said, wanted = {**description, **sources.description(path)}, family
+    about, wanted = {**description, **sources.description(path)}, family
     try:
-        config = _described(said, tensors, like, family)
-        if config is None and like is not None and (size := said.get("pretrained_cfg")):
+        config = _described(about, tensors, like, family)
+        if config is None and like is not None and (size := about.get("pretrained_cfg")):
             like = like.resized(image_size=pair(size["input_size"][1:]))  # timm's
     except files.FOREIGN as error:
         raise ValueError(
@@ -92,23 +89,31 @@ def read(
         network = like
     fresh = fresh_classifier or family != (wanted or family)
     params, stats, network, library = _load(tensors, family, network, fresh, wanted or family)
+    c, names = network.config, description.get("class_names", [])
     if config is not None:
-        c = network.config
-        sizes = {"data.channels": c.image_channels, "data.num_classes": c.num_classes}
-        config = config.filled(sizes)
+        config = config.filled(
+            {"data.channels": c.image_channels, "data.num_classes": c.num_classes}
+        )
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"`class_names` in its `config` must be a list of texts; got {names!r:.60}"
+        )
+    if len(names) > c.num_classes:
+        raise ValueError(
+            f"`class_names` in its `config` are {len(names)} of {c.num_classes} classes"
+        )
     source = f"{path.name}, named as in {library}"
-    if isinstance(name := said.get("architecture"), str):
+    if isinstance(name := about.get("architecture"), str):
         source += f", published as {name}"
-    names = _class_names(description.get("class_names", []), network.config.num_classes)
-    return Weights(params, stats, network, family, source, config, names)
+    return Weights(params, stats, network, family, source, config, tuple(names))
 
 
 def _described(
     description: Mapping[str, Any], tensors: Tensors, like: Network | None, family: str
 ) -> ml_collections.ConfigDict | None:
-    """Returns the configuration that a description gives; None where it gives none."""
+    """Returns the configuration that a description gives, if any."""
     own = description.get("config")
-    if isinstance(own, dict):  # of a file that export wrote under the authors' names
+    if isinstance(own, dict):  # a file that export wrote under the authors' names
         config = config_lib.completed(own)
         config_lib.validate(config)
         return config
@@ -131,16 +136,6 @@ def _described(
     return config
 
 
-def _class_names(names: Any, count: int) -> tuple[str, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"`class_names` in its `config` must be a list of texts; got {names!r:.60}"
-        )
-    if len(names) > count:
-        raise ValueError(f"`class_names` in its `config` are {len(names)} of {count} classes")
-    return tuple(names)
-
-
 # --- Tensors -------------------------------------------------------------------------------------
 
 
@@ -160,14 +155,15 @@ def _load(
 ) -> tuple[dict, dict, Network, str]:
     """Loads tensors as (params, stats, the network with their classes and channels, the library).
 
-    wanted: the family of the network whose weights or backbone they are to be.
+    wanted: the family of the network that gets the weights, perhaps for its backbone.
     """
     table = torch.table(family)
     prefix = table.prefix(tensors) or ""
     keys = [key.removeprefix(prefix) for key in tensors]
-    known: dict[Any, Shapes] = {}
+    known: dict[Any, dict[str, Shape]] = {}
 
-    def shapes(network: Network) -> Shapes:
+    def shapes(network: Network, **sizes: int) -> dict[str, Shape]:
+        network = network.resized(**sizes) if sizes else network
         if network.config not in known:
             entries = table.entries(network, keys)
             known[network.config] = {entry.key: entry.shape for entry in entries}
@@ -186,12 +182,32 @@ def _load(
         used.get(name, f"{name} (of the file)" if name in expected else name): tensor
         for name, tensor in tensors.items()
     }
-    network = _at_sizes(network, shapes, tensors)
-    missing = shapes(network).keys() - tensors.keys()
-    headless = bool(missing) and missing <= _classifier(network, shapes)
+    if any(expected.get(key, x.shape) != x.shape for key, x in tensors.items()):
+        for name in ("num_classes", "image_channels"):
+            now = getattr(network.config, name)
+            larger = shapes(network, **{name: now + 1})
+            sizes = {
+                now + (size - a) // (b - a)
+                for key, shape in shapes(network).items()
+                if key in tensors and tensors[key].ndim == len(shape)
+                for a, b, size in zip(shape, larger[key], tensors[key].shape, strict=True)
+                if a != b
+            }
+            if len(sizes) == 1 and 0 < min(sizes) != now:
+                network = network.resized(**{name: sizes.pop()})
+    ours = shapes(network)
+    larger = shapes(network, num_classes=network.config.num_classes + 1)
+    missing = ours.keys() - tensors.keys()
+    headless = bool(missing) and all(larger[key] != ours[key] for key in missing)
     if headless and fresh_classifier:
-        tensors |= {key: np.zeros(shapes(network)[key], np.float32) for key in missing}
-    _check_settings(layout, network.config, "" if family == wanted else "backbone_settings.")
+        tensors |= {key: np.zeros(ours[key], np.float32) for key in missing}
+    needed = layout.settings(network.config)
+    wrong = {k: v for k, v in needed.items() if getattr(network.config, k) != v}
+    if wrong:
+        section = "" if family == wanted else "backbone_settings."
+        now = ", ".join(f"{k}={getattr(network.config, k)}" for k in wrong)
+        fix = " ".join(f"--config.model.{section}{k}={v}" for k, v in wrong.items())
+        raise ValueError(f"these {layout.library} weights need {fix}; the configuration has {now}")
     if problems := table.misfits(tensors, network):
         lines = (f"{kind} {names.get(key, key)}{figures}" for kind, key, figures in problems)
         hint = ". It has no classifier; set init.classifier=new to start with a fresh one"
@@ -201,41 +217,3 @@ def _load(
         )
     source = layout.library + (layout.note and f" ({layout.note})")
     return *table.load(tensors, network), network, source
-
-
-def _classifier(network: Network, shapes: Callable[[Network], Shapes]) -> set[str]:
-    """Returns the keys whose shapes depend on the number of classes."""
-    larger = shapes(network.resized(num_classes=network.config.num_classes + 1))
-    return {key for key, shape in shapes(network).items() if larger[key] != shape}
-
-
-def _at_sizes(network: Network, shapes: Callable[[Network], Shapes], tensors: Tensors) -> Network:
-    """Returns the network with the classes and image channels that the tensors' shapes have."""
-    if all(x.shape == shapes(network)[key] for key, x in tensors.items() if key in shapes(network)):
-        return network
-    for name in ("num_classes", "image_channels"):
-        now = getattr(network.config, name)
-        ours, larger = shapes(network), shapes(network.resized(**{name: now + 1}))
-        sizes = {
-            now + (size - a) // (b - a)
-            for key, shape in ours.items()
-            if key in tensors and tensors[key].ndim == len(shape)
-            for a, b, size in zip(shape, larger[key], tensors[key].shape, strict=True)
-            if a != b
-        }
-        if len(sizes) == 1 and 0 < min(sizes) != now:
-            network = network.resized(**{name: sizes.pop()})
-    return network
-
-
-def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
-    """Raises ValueError where the layout's networks compute with other settings than `config`."""
-    wanted = layout.settings(config)
-    wrong = {k: v for k, v in wanted.items() if getattr(config, k) != v}
-    if wrong:
-        now = ", ".join(f"{k}={getattr(config, k)}" for k in wrong)
-        fix = " ".join(f"--config.model.{section}{k}={v}" for k, v in wrong.items())
-        raise ValueError(
-            f"these are weights of a {layout.library} network, which computes otherwise than this "
-            f"configuration's with {now}: set {fix}"
-        )

@@ -11,26 +11,30 @@ from typing import Any, NamedTuple
 from hsvit_jax import storage
 
 _FILE = "model.safetensors"
-#: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
+#: The hub's files beside it that describe how pixels are normalised: transformers', timm's.
 _DESCRIPTIONS = ("preprocessor_config.json", "config.json")
 
 
 def locate(source: str | os.PathLike) -> Path:
-    """Finds the file or folder of a source; a folder with `model.safetensors`, and without
-    checkpoints, gives that file.
+    """Returns the file or folder of a source.
+
+    A folder with `model.safetensors` and without checkpoints gives that file.
 
     Args:
       source: a path, the URL of a run in an object store, 'zoo:NAME', or 'hub:OWNER/NAME', with
-        '@REVISION' behind it where it is not to be the newest. The hub's files are kept in its own
-        cache, which also serves without a network.
+        '@REVISION' for another one than the newest. The hub's files are kept in its own cache,
+        which also serves without a network.
 
     Raises:
-      ValueError: there is no network of that name, the hub cannot be read, or a folder holds the
-        weights in another form.
+      ValueError: there is no network of that name, or the hub cannot be read.
     """
     kind, colon, name = str(source).partition(":")
     if colon and kind == "zoo":
-        return _of_zoo(name)
+        known = zoo()
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"no network {name!r:.80} in the zoo; it has {names}")
+        return known[name]
     if colon and kind == "hub":
         return _of_hub(name)
     path = storage.local(source)
@@ -39,27 +43,38 @@ def locate(source: str | os.PathLike) -> Path:
 
 
 def pinned(source: str) -> str:
-    """The source with the hub's commit in the place of a branch, a tag or none."""
+    """Returns a source of the hub with its commit as the revision; other sources unchanged."""
     if not source.startswith("hub:") or re.search("@[0-9a-f]{40}$", source):
         return source
     return f"{source.partition('@')[0]}@{locate(source).parent.name}"
 
 
-def description(file: Path) -> dict[str, Any]:
-    """Reads the `config.json` beside a published `model.safetensors`; {} without one."""
-    path = file.parent / "config.json"
+def description(file: Path, name: str = "config.json") -> dict[str, Any]:
+    """Reads a JSON file beside a published `model.safetensors`; {} without one.
+
+    Raises:
+      ValueError: it is no JSON object.
+    """
+    path = file.parent / name
     if file.name != _FILE or not path.is_file():
         return {}
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return found
 
 
 class Pixels(NamedTuple):
-    """How a published network reads pixels in [0, 1]: `mean` and `std` by channel, whether blue is
-    the first channel, and the JSON file that says so."""
+    """How a published network normalises pixels in [0, 1].
+
+    Attributes:
+      mean, std: one value or one per channel.
+      blue_first: whether blue is the first channel.
+      file: the JSON file that describes it.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -68,32 +83,29 @@ class Pixels(NamedTuple):
 
 
 def pixels(source: str) -> Pixels | None:
-    """Reads mean and standard deviation of pixels in [0, 1] from the JSON beside the weights of a
-    model of the hub, or of a folder that is one's copy.
+    """Reads mean and standard deviation of pixels in [0, 1] beside a model of the hub or its copy.
 
     Returns:
-      None if no JSON states them.
+      None without a JSON file that describes them.
 
     Raises:
-      ValueError: the values are no numbers that pixels could be normalised by.
+      ValueError: the values are no numbers that can normalise pixels.
     """
     file = locate(source)
-    for name in _DESCRIPTIONS if file.name == _FILE else ():
-        path = file.parent / name
-        if not path.is_file():
-            continue
+    for name in _DESCRIPTIONS:
+        described = description(file, name)
         try:
-            described = json.loads(path.read_bytes())
-            found, blue_first = _mean_and_std(described), described.get("do_flip_channel_order")
-        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            found = _mean_and_std(described)
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            path = file.parent / name
             raise ValueError(f"{path} does not say how to normalise pixels: {error}") from None
         if found:
-            return Pixels(*found, blue_first is True, name)
+            return Pixels(*found, described.get("do_flip_channel_order") is True, name)
     return None
 
 
 def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Those of a preprocessor of transformers or of timm's `pretrained_cfg`."""
+    """Returns those of a preprocessor of transformers or of timm's `pretrained_cfg`."""
     if described.get("do_normalize") is False:
         return (0.0,), (1.0,)
     if "do_flip_channel_order" in described:  # the preprocessors that have no mean
@@ -105,7 +117,7 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
         return None
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
     rescaled = described.get("do_rescale") is not False
-    # What a pixel of 255 becomes, less the offset of some EfficientNets.
+    # The value of a pixel of 255, less the offset of some EfficientNets.
     white = 255 * float(described.get("rescale_factor", 1 / 255) if rescaled else 1)
     offset = float(rescaled and described.get("rescale_offset") is True)
     if offset or not math.isclose(white, 1, rel_tol=1e-6):
@@ -121,27 +133,20 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
 
 
 def run_folder(source: str | os.PathLike) -> Path:
-    """The folder of a run that is named, or whose checkpoints are; else the file or folder."""
+    """Returns the folder of a run or of its checkpoints; otherwise the file or folder itself."""
     place = locate(source).resolve()
     of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
     return place.parent if of_steps else place
 
 
 def zoo() -> dict[str, Path]:
-    """The files of the package's own trained networks, by name."""
+    """Returns the files of the package's own trained networks by name."""
     folder = Path(str(resources.files("hsvit_jax") / "weights" / "zoo"))
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
 
-def _of_zoo(name: str) -> Path:
-    known = zoo()
-    if name not in known:
-        raise ValueError(f"no network {name!r:.80} in the zoo; it has {', '.join(known) or 'none'}")
-    return known[name]
-
-
 def _of_hub(name: str) -> Path:
-    """The weight file of a model on the hub, all of one commit, in the hub's cache."""
+    """Returns the weight file of a model on the hub in the hub's cache, with its descriptions."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
@@ -158,7 +163,7 @@ def _of_hub(name: str) -> Path:
                 hf_hub_download(model, description, revision=file.parent.name)
             except EntryNotFoundError:  # not every model has both
                 continue
-    except Exception as error:  # of the network, of the disk, of a name that is none
+    except Exception as error:  # the network's, the disk's or a wrong name's
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"hub:{name}: {_FILE} cannot be read: {reason}") from None
     return file

@@ -15,12 +15,16 @@ from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import UnknownFamily
 from hsvit_jax.text import few
-from hsvit_jax.weights import files, release, sources
+from hsvit_jax.weights import files, sources
 
 
 class Stored(NamedTuple):
-    """A network from a checkpoint or an exported file: NumPy arrays that fit `model`, averaged
-    where the run did; `meta` is all that was written about it."""
+    """A network from a checkpoint or an exported file.
+
+    Attributes:
+      params: NumPy arrays that fit `model`, averaged if the run averaged them, as is `stats`.
+      meta: all that was written about it.
+    """
 
     step: int
     config: ml_collections.ConfigDict
@@ -33,15 +37,13 @@ class Stored(NamedTuple):
 
 
 def stored_network(path: str | Path, which: str | int = "best") -> Stored:
-    """Reads a network from a checkpoint or an exported file, which anybody may have written.
+    """Reads a network from an untrusted checkpoint or exported file.
+
+    Groups that were lost in training are fresh and vote; see `of_survivors`.
 
     Args:
-        path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
-        which: 'best', 'latest' or a step, of checkpoints.
-
-    Returns:
-        the network; of one that lost groups in training, these are fresh and vote all the same, see
-        `of_survivors`.
+        path: a run's folder, a folder of checkpoints, or a source of `sources.locate`.
+        which: 'best', 'latest' or a step, for checkpoints.
 
     Raises:
         ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
@@ -51,7 +53,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     which = int(which) if str(which).isdecimal() else which
     if files.is_weights(place):
         tensors, meta = files.read(place)
-        if not release.is_release(meta):
+        if not files.is_release(meta):
             raise ValueError(
                 f"{path} holds weights without their network: start a run with init.from={path}, "
                 "or read the authors' files with the command convert"
@@ -60,22 +62,16 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         number, state, meta = checkpoint.load_tree(place, which)
         where = f"step {number} of {path}"
     try:
-        if tensors is not None:
-            number = operator.index(meta["step"])
-        config = config_lib.completed(meta["config"])
-        config_lib.validate(config)
+        config = _config(meta)
         model = config_lib.build_model(config)
         names, count = meta["class_names"], config.data.num_classes
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
-        names = for_all(names, count)
-        lost = [operator.index(number) for number in meta.get("lost_groups", ())]
-        if lost:
-            model.without(lost)  # says itself what cannot be lost
-        wanted = model.init_shapes()
-        wanted = dict(zip(("params", "stats"), wanted, strict=True))
+        if lost := [operator.index(number) for number in meta.get("lost_groups", ())]:
+            model.without(lost)  # raises for groups that it cannot lose
+        wanted = dict(zip(("params", "stats"), model.init_shapes(), strict=True))
         if tensors is not None:
-            tree = release.unpack(tensors, meta, wanted)
+            number, tree = operator.index(meta["step"]), files.unpack(tensors, meta, wanted)
         else:
             tree = dict(zip(("params", "stats"), averaged(state), strict=True))
             if wrong := checkpoint.misfits(tree, wanted):
@@ -84,44 +80,48 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         raise ValueError(f"{where}: {error}") from error
     except files.FOREIGN as error:
         raise ValueError(
-            f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
-            "by this version, or changed since"
+            f"{where} does not describe a network ({checkpoint.brief(error)}): this version did "
+            "not write it, or it was changed"
         ) from error
     if tensors is not None and which not in ("best", "latest", number):
-        raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
+        raise ValueError(f"{path} holds one network, of step {number}: remove which={which}")
+    names = for_all(names, count)
     fingerprint = meta.get("fingerprint")
-    return Stored(
-        number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
-    )
+    return Stored(number, config, model, tree["params"], tree["stats"], names, fingerprint, meta)
+
+
+def _config(meta: dict) -> ml_collections.ConfigDict:
+    config = config_lib.completed(meta["config"])
+    config_lib.validate(config)
+    return config
 
 
 def for_all(names: Sequence[str], count: int) -> tuple[str, ...]:
-    """Returns a name for each of the classes, which may be more than have one."""
+    """Returns a name for each class; classes beyond the names are numbered."""
     return (*names, *(f"unnamed {i}" for i in range(len(names), count)))
 
 
 def of_survivors(stored: Stored) -> Stored:
-    """Returns the network of a run that lost groups: lost groups do not vote.
+    """Returns the network with which a run continued after it had lost groups.
 
-    Warns of them. A network that has lost none is returned unchanged.
+    Warns of lost groups, which do not vote. Other networks are returned unchanged.
     """
     lost = stored.meta.get("lost_groups")
     if not lost:
         return stored
     model = stored.model.silencing(lost)
     groups = model.config.groups
-    names = [str(number) for number in lost]
     warnings.warn(
-        f"step {stored.step} was saved after groups or towers {few(names)} were lost: "
-        f"the other {groups - len(model.silent)} of {groups} groups vote, as in the run then; a "
-        "start of it with all processes trains them all",
+        f"step {stored.step} was saved after groups or towers {few(map(str, lost))} were lost: "
+        f"the other {groups - len(model.silent)} of {groups} groups vote, as in the run then; "
+        "start it again with all processes to train them all",
         stacklevel=2,
     )
     return stored._replace(model=model)
 
 
 def fuse(stored: Stored) -> Stored:
-    """The network for inference, as `Network.fused`; raises ValueError as that does."""
+    """Returns the network for inference; raises ValueError as `Network.fused`."""
     model, params, stats = stored.model.fused(stored.params, stored.stats)
     config = stored.config.copy_and_resolve_references()
     config.model.fused = True
@@ -129,7 +129,7 @@ def fuse(stored: Stored) -> Stored:
 
 
 def stored_config(source: str) -> ml_collections.ConfigDict | None:
-    """Returns the configuration of our network that a source holds; None of other weights."""
+    """Returns the configuration of our network that a source holds; None for other weights."""
     place = sources.locate(source)
     if files.is_weights(place):
         described = files.read(place)[1]
@@ -138,15 +138,13 @@ def stored_config(source: str) -> ml_collections.ConfigDict | None:
         folder = inner if inner.is_dir() else place
         described = checkpoint.Checkpoints(folder, read_only=True).meta("best") or {}
     try:
-        stored = config_lib.completed(described["config"])
-        config_lib.validate(stored)
+        return _config(described)
     except files.FOREIGN:
         return None
-    return stored
 
 
 def digest(*trees: dict) -> str:
-    """The SHA-256 of trees of arrays, their names included."""
+    """Returns the SHA-256 of trees of arrays, their names included."""
     found = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
         found.update(jax.tree_util.keystr(path).encode())
@@ -155,7 +153,7 @@ def digest(*trees: dict) -> str:
 
 
 def averaged(state: dict) -> tuple[dict, dict]:
-    """Returns the (params, stats) to evaluate: the moving average, where there is one."""
+    """Returns the (params, stats) to evaluate: moving averages, and leaves that have none."""
     average = state.get("ema", {})
     params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
     return params, stats

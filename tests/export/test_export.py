@@ -12,7 +12,7 @@ from support import hf_files, small_runs
 import hsvit_jax
 from hsvit_jax import export, main, models, train
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import files, release, sources, torch
+from hsvit_jax.weights import files, sources, torch
 from hsvit_jax.weights.stored import Stored, stored_network
 
 
@@ -40,7 +40,7 @@ def test_the_file_is_the_network(exported, stored_weights):
         assert found.config.data.mean == run.config.data.mean
         assert found.fingerprint == run.fingerprint
         assert found.meta["measured"]["test"]["accuracy"] == 0.9
-        with pytest.raises(ValueError, match=f"holds one network, of step {run.step}: leave whi"):
+        with pytest.raises(ValueError, match=f"holds one network, of step {run.step}: remove whi"):
             stored_network(source, run.step + 1)
     weights = sum(x.nbytes for x in jax.tree.leaves(run[3:5]))
     size = (exported / "a.safetensors").stat().st_size
@@ -114,7 +114,7 @@ def test_odd_figures_of_a_file_are_left_out(exported, tmp_path):
     tensors, description = files.read(exported / "a.safetensors")
     for measured in ([], "x", {"test": 5}, {"test": {"accuracy": "\x1b", "examples": 3}}):
         description["measured"] = measured
-        (tmp_path / "b.safetensors").write_bytes(release.save(tensors, description))
+        (tmp_path / "b.safetensors").write_bytes(files.save(tensors, description))
         stored = stored_network(tmp_path / "b.safetensors")
         assert export.describe(stored, str(tmp_path / "b.safetensors"))["measured"] == {}
 
@@ -208,7 +208,7 @@ def test_a_hostile_file_is_refused_in_one_line(change, message, exported, tmp_pa
     tensors, description = files.read(exported / "a.safetensors")
     change(tensors, description)
     path = tmp_path / "b.safetensors"
-    path.write_bytes(release.save(tensors, description))
+    path.write_bytes(files.save(tensors, description))
     assert main.main(["main", "--mode=eval", f"--checkpoint={path}"]) == 1
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1 and "\x1b" not in error

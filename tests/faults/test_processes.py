@@ -17,7 +17,7 @@ from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.weights import release
+from hsvit_jax.weights import files
 from hsvit_jax.weights.stored import stored_network
 
 SPEC = "configs/c2a2.py:digits,tiny"
@@ -224,7 +224,7 @@ def test_an_evaluation_is_of_one_network_with_one_command(tmp_path):
     for folder, factor in (("0", 1.0), ("1", 1.5)):
         params = jax.tree.map(lambda x, factor=factor: np.float32(factor) * x, stored.params)
         (tmp_path / folder).mkdir()
-        packed = release.pack({"params": params, "stats": stored.stats}, stored.meta)
+        packed = files.pack({"params": params, "stats": stored.stats}, stored.meta)
         (tmp_path / folder / "net.safetensors").write_bytes(packed)
     words = [sys.executable, "-m", "hsvit_jax.main", "eval", "--checkpoint=net.safetensors"]
     words += ["--config.mesh.group=2", "--distributed"]

@@ -153,7 +153,7 @@ def test_the_least_family_trains_and_has_its_keys(folder, capsys):
 
 def test_a_file_registers_one_family_of_a_new_name(folder):
     Path("two.py").write_text(LEAST + LEAST.replace('"mean"', '"other"'), "utf-8")
-    with pytest.raises(ValueError, match="registers no family or several"):
+    with pytest.raises(ValueError, match="must register one family"):
         config_lib.get_config("two.py")
     with pytest.raises(ValueError, match="another name"):
         models.register(models.FAMILIES["vit"])

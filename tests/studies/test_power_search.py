@@ -12,7 +12,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import main, train
 from hsvit_jax.studies import power_search
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import release
+from hsvit_jax.weights import files
 from hsvit_jax.weights.stored import stored_network
 
 SPEC, SIZE = "deit:ti,digits,tiny", "data.image_size=16,16"
@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
     run = train.prepare(config_lib.get_config(SPEC, SIZE))
     params, stats = made_up_values(run.model)
     path = tmp_path_factory.mktemp("power") / "first.safetensors"
-    path.write_bytes(release.pack({"params": params, "stats": stats}, {**run.meta, "step": 1}))
+    path.write_bytes(files.pack({"params": params, "stats": stats}, {**run.meta, "step": 1}))
     return path
 
 

@@ -70,9 +70,9 @@ def test_the_background_class_is_left_out():
     x = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
     old = jax.jit(OLD.apply)(*VALUES, x)[0]
     np.testing.assert_allclose(jax.jit(new.apply)(made.params, {}, x)[0], old[:, 1:], atol=1e-6)
-    for classes, message in ((3, "one class of 5, which is not 3"), (5, "configuration has 5 too")):
+    for classes in (3, 5):
         other = changed(num_classes=classes)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"one class of 5, .* has {classes}; set init"):
             adapt.refit(*VALUES, OLD, other, {**KEEP, "classifier": "drop_first"}, KEY)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from math import prod
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +173,7 @@ class Encoder(vit.Encoder):
 class DeiT(vit.ViT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    encoder_module = Encoder
+    modules: ClassVar = {**vit.ViT.modules, "encoder": Encoder}
     paper_flops = hvt.HVT.paper_flops
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -293,24 +293,20 @@ def _block(c: DHVTConfig, drop_path: float, key: Array) -> layers.Block:
     return layers.Block(c.embed_dim, mixer, DAFF(c, feed_key), eps=1e-6, drop_path=drop_path)
 
 
+def _encoder(c: DHVTConfig, key: Array) -> layers.Encoder:
+    rates, keys = layers.drop_path_rates(c.drop_path, c.depth), jax.random.split(key, c.depth)
+    return layers.Encoder(map(partial(_block, c), rates, keys))
+
+
+def _head(c: DHVTConfig, key: Array) -> layers.TokenHead:
+    how = {"eps": 1e-6, "init": "normal", "representation": c.representation}
+    return layers.TokenHead(c.dim, c.num_classes, key, **how)
+
+
 class DHVT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
-        rates = layers.drop_path_rates(c.drop_path, c.depth)
-        return {
-            "embedding": Embedding(c, embedding_key),
-            "encoder": layers.Encoder(
-                map(partial(_block, c), rates, jax.random.split(encoder_key, c.depth))
-            ),
-            "head": layers.TokenHead(
-                *(c.dim, c.num_classes, head_key),
-                eps=1e-6,
-                init="normal",
-                representation=c.representation,
-            ),
-        }
+    modules: ClassVar = {"embedding": Embedding, "encoder": _encoder, "head": _head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)

@@ -163,7 +163,7 @@ class Encoder(nnx.Module):
 class HVT(vit.ViT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    encoder_module = Encoder
+    modules: ClassVar = {**vit.ViT.modules, "encoder": Encoder}
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """Returns the grid as `Network.grid`; a sequence after 1-D pooling has none."""

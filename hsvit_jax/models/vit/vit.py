@@ -120,20 +120,15 @@ class Encoder(layers.Encoder):
         )
 
 
+def _head(c: PatchSizes, key: Array) -> layers.TokenHead:
+    sizes = (c.dim, c.num_classes, key)
+    return layers.TokenHead(*sizes, mean=not c.cls, eps=c.eps, init="normal")
+
+
 class ViT(Network):
-    """Parameters: {'embedding', 'encoder', 'head'}; a subclass may have another encoder."""
+    """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    encoder_module: type[nnx.Module] = Encoder
-
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
-        return {
-            "embedding": Embedding(c, embedding_key),
-            "encoder": self.encoder_module(c, encoder_key),
-            "head": layers.TokenHead(
-                c.dim, c.num_classes, head_key, mean=not c.cls, eps=c.eps, init="normal"
-            ),
-        }
+    modules: ClassVar = {"embedding": Embedding, "encoder": Encoder, "head": _head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["embedding"](images_BHWC, context)

@@ -178,14 +178,7 @@ class Head(nnx.Module):
 class CCX(Network):
     """Parameters: {'tokenizer', 'encoder' (position, blocks), 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c = self.config
-        tokenizer_key, encoder_key, head_key = jax.random.split(key, 3)
-        return {
-            "tokenizer": Tokenizer(c, tokenizer_key),
-            "encoder": Encoder(c, encoder_key),
-            "head": Head(c, head_key),
-        }
+    modules: ClassVar = {"tokenizer": Tokenizer, "encoder": Encoder, "head": Head}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         return bound["head"](bound["encoder"](bound["tokenizer"](images_BHWC), context))

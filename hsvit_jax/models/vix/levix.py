@@ -9,6 +9,7 @@ paper, without its position biases.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,13 @@ def _block(c: LeViXConfig, key: Array) -> layers.Block:
 class LeViX(Network):
     """Parameters: {'stem', 'encoder' (blocks), 'head'}."""
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c = self.config
-        stem_key, encoder_key, head_key = jax.random.split(key, 3)
-        return {
-            "stem": stems.ConvStem(c, stem_key),
-            "encoder": layers.Encoder(_block(c, k) for k in jax.random.split(encoder_key, c.depth)),
-            "head": Linear(c.embed_dim, c.num_classes, head_key),
-        }
+    modules: ClassVar = {
+        "stem": stems.ConvStem,
+        "encoder": lambda c, key: layers.Encoder(
+            _block(c, k) for k in jax.random.split(key, c.depth)
+        ),
+        "head": lambda c, key: Linear(c.embed_dim, c.num_classes, key),
+    }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), context)

@@ -8,7 +8,7 @@ Source: the ViX paper, table 5; blocks as in `vix`.
 
 import dataclasses
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ class Encoder(vix.Encoder):
 class PiX(vix.ViX):
     """Parameters: {'patches', 'encoder' (cls, position, stages, pools), 'head'}."""
 
-    encoder_module = Encoder
+    modules: ClassVar = {**vix.ViX.modules, "encoder": Encoder}
 
 
 _MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}

@@ -7,6 +7,7 @@ differ (the skip of a token layer, the scale of its scores, dropout in the Perfo
 import dataclasses
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -195,22 +196,22 @@ def _block(c: T2TConfig, drop_path: float, key: Array) -> layers.Block:
     return layers.Block(c.embed_dim, Attention(c, mix_key), feed_forward, drop_path=drop_path)
 
 
+def _encoder(c: T2TConfig, key: Array) -> layers.Encoder:
+    rates, keys = layers.drop_path_rates(c.drop_path, c.depth), jax.random.split(key, c.depth)
+    return layers.Encoder(map(partial(_block, c), rates, keys))
+
+
 class T2T(Network):
     """Parameters: {'embedding', 'constants', 'encoder', 'head'}."""
 
     frozen = frozenset({"constants"})
 
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, keys = self.config, jax.random.split(key, 4)
-        rates = layers.drop_path_rates(c.drop_path, c.depth)
-        return {
-            "embedding": Embedding(c, keys[0]),
-            "constants": Constants(c, keys[1]),
-            "encoder": layers.Encoder(
-                map(partial(_block, c), rates, jax.random.split(keys[2], c.depth))
-            ),
-            "head": layers.TokenHead(c.embed_dim, c.num_classes, keys[3], init="normal"),
-        }
+    modules: ClassVar = {
+        "embedding": Embedding,
+        "constants": Constants,
+        "encoder": _encoder,
+        "head": lambda c, key: layers.TokenHead(c.embed_dim, c.num_classes, key, init="normal"),
+    }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         features, position_TD = bound["constants"]()

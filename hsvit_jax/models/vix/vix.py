@@ -10,6 +10,7 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -48,13 +49,13 @@ class ViXConfig(stems.StemSizes):
     def __post_init__(self) -> None:
         if not self.cls:
             object.__setattr__(self, "mlp_dim", scaled(self.embed_dim, self.expansion))
+        settings.check(self)
         if self.stem_channels and self.patch != 1:
             raise ValueError(
                 f"behind a stem each position of the map is a token; got patch={self.patch} and "
                 f"stem_channels={self.stem_channels}: set model.patch=1; strides are "
                 "model.stem_strides"
             )
-        settings.check(self)
         layers.check_patches(self.image_size, self.patch)
         super().__post_init__()
         reasons = {
@@ -163,16 +164,11 @@ def mixer_blocks(
 class ViX(Network):
     """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
 
-    encoder_module: type[nnx.Module] = Encoder
-
-    def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c = self.config
-        patches_key, encoder_key, head_key = jax.random.split(key, 3)
-        return {
-            "patches": Patches(c, patches_key),
-            "encoder": self.encoder_module(c, encoder_key),
-            "head": layers.TokenHead(c.dim_out, c.num_classes, head_key, mean=not c.cls),
-        }
+    modules: ClassVar = {
+        "patches": Patches,
+        "encoder": Encoder,
+        "head": lambda c, key: layers.TokenHead(c.dim_out, c.num_classes, key, mean=not c.cls),
+    }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)

@@ -24,8 +24,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Network
+from hsvit_jax.weights.files import Tensors
 
-Tensors = Mapping[str, np.ndarray]
 #: Arguments of a constructor, or settings of ours.
 Given = Mapping[str, Any]
 Shape = tuple[int, ...]

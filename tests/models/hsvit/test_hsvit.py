@@ -310,9 +310,9 @@ def test_initial_values_are_the_reference_s():
 def test_images_that_do_not_fit_are_refused():
     """Of another size, and raw ones, whose numbers an integer network would be computed in."""
     model = small()
-    with pytest.raises(ValueError, match=r"\(10, 6, 3\).*\(6, 10, 3\)"):
+    with pytest.raises(ValueError, match=r"\(2, 10, 6, 3\).*\(6, 10, 3\)"):
         model.apply({}, {}, jnp.zeros((2, 10, 6, 3)))
-    with pytest.raises(ValueError, match=r"images of uint8 .* takes normalised ones"):
+    with pytest.raises(ValueError, match=r"images of uint8 .* normalised ones"):
         model.apply({}, {}, jnp.zeros((2, 6, 10, 3), jnp.uint8))
 
 
