@@ -576,7 +576,7 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
     process 0 reads alone, and process 1 sees no step at all. At the end process 1 cannot write, and
     says so at once."""
     code = """
-        import os, resource, sys, threading
+        import os, resource, sys, threading, time
         import jax
         import numpy as np
         from jax._src import distributed
@@ -632,6 +632,7 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
                 except CheckpointError as error:
                     assert "File too large" in str(error), error
             distributed.global_state.client.wait_at_barrier("told", 30_000)
+            time.sleep(1 - rank)  # the barrier ends with process 0
             os._exit(0)
     """
     port = free_port()
