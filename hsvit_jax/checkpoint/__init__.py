@@ -3,7 +3,7 @@
 from hsvit_jax.checkpoint.directory import probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.orbax_arrays import alone
-from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, misfits
+from hsvit_jax.checkpoint.record import CheckpointError, brief, misfits
 
 __all__ = [
     "CheckpointError",
@@ -12,7 +12,6 @@ __all__ = [
     "Which",
     "alone",
     "brief",
-    "diff",
     "load_tree",
     "misfits",
     "probe",

@@ -203,35 +203,3 @@ def brief(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= 1000 else f"{text[:300]} … {text[-600:]}"
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
-
-
-def diff(saved: dict, wanted: dict) -> list[str]:
-    """Lists the differences between two nested dicts, the saved one named first.
-
-    Lists are compared item by item, and a tuple equals the list that JSON makes of it.
-
-    >>> diff({"model": {"depth": 2}}, {"model": {"depth": 4}})
-    ['model.depth: checkpoint 2, config 4']
-    """
-    one, other = _by_name(saved), _by_name(wanted)
-
-    def told(values: dict[str, Any], name: str) -> str:
-        return repr(values[name]) if name in values else "has none"
-
-    return [
-        f"{name}: checkpoint {told(one, name)}, config {told(other, name)}"
-        for name in sorted(one.keys() | other.keys())
-        # NaN equals NaN here
-        if told(one, name) != told(other, name) and one.get(name, ...) != other.get(name, ...)
-    ]
-
-
-def _by_name(tree: Any, name: str = "") -> dict[str, Any]:
-    """The ends of nested dicts and lists by names such as 'model.size[1]'."""
-    if isinstance(tree, dict) and tree:
-        items = {f"{name}.{key}".lstrip("."): value for key, value in tree.items()}
-    elif isinstance(tree, list | tuple) and tree:
-        items = {f"{name}[{i}]": value for i, value in enumerate(tree)}
-    else:
-        return {name: [] if tree == () else tree}
-    return {k: v for inner in items for k, v in _by_name(items[inner], inner).items()}

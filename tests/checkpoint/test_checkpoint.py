@@ -22,7 +22,6 @@ from hsvit_jax.checkpoint import (
     CheckpointWarning,
     brief,
     checksum,
-    diff,
     load_tree,
     manager,
 )
@@ -243,21 +242,6 @@ def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
         with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* another folder"):
             Checkpoints(tmp_path / name)
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_diff_names_each_place():
-    saved = {"model": {"depth": 2, "size": [32, 32]}, "nan": float("nan"), "old": 1}
-    wanted = {"model": {"depth": 4, "size": (32, 64)}, "nan": float("nan"), "new": "x"}
-    assert diff(saved, wanted) == [
-        "model.depth: checkpoint 2, config 4",
-        "model.size[1]: checkpoint 32, config 64",
-        "new: checkpoint has none, config 'x'",
-        "old: checkpoint 1, config has none",
-    ]
-    more = diff({"classes": ["a"]}, {"classes": ["a", "b"]})
-    assert more == ["classes[1]: checkpoint has none, config 'b'"]
-    assert diff({"classes": [], "map": {}}, {"classes": (), "map": {}}) == []
-    assert diff(META, json.loads(json.dumps(META))) == []
 
 
 # --- checksums ------------------------------------------------------------------------------
