@@ -30,6 +30,7 @@ from hsvit_jax.storage.lease import Lease
 
 #: Seconds of an outage after which a run ends.
 PATIENCE = 300.0
+_FIRST = 12.0  # seconds without an answer to the first request
 _SILENCE = 60.0  # seconds without an answer, or a byte of a transfer
 _LOGS_EVERY = 30.0  # seconds between two uploads of files that grow
 _COMMIT = "commit.json"
@@ -96,6 +97,7 @@ class Mirror:
         self._offered: set[int] = set()
         self._aside: dict[int, str] = {}  # damaged step → its folder's new name
         self._lease: Lease | None = None
+        self._answered = False
         self._changed = threading.Condition()
         self._asked = self._done = 0  # requests to send everything
         self._failure: stores.StorageError | None = None
@@ -104,8 +106,11 @@ class Mirror:
 
     def ask(self, what: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a function of the store; its errors become a StorageError."""
+        limit = _SILENCE if self._answered else _FIRST
         try:
-            return stores.within(_SILENCE, what, *args, **kwargs)
+            answer = stores.within(limit, what, *args, **kwargs)
+            self._answered = True
+            return answer
         except (stores.StorageError, Mismatch):
             raise
         except Exception as error:  # a library's own, of any kind

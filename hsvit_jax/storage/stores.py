@@ -74,7 +74,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         )
     try:
         options = {"auto_mkdir": True} if scheme in ("file", "local") else {}
-        store = within(25, _opener(scheme), **options)
+        store = within(12, _opener(scheme), **options)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         install = f"'hsvit_jax[{extra}]'" if extra else "the library that fsspec names"
@@ -155,7 +155,8 @@ def explain(url: str, error: Exception) -> StorageError:
     if re.search(_MISSING, text):
         return StorageError(f"{place} is not there: create the bucket, or correct its name")
     reason = re.sub(r"\S{20,}", "…", " ".join(text.split()))  # long words may be keys
+    login = f"; without credentials, {_LOGIN[extra]}" if extra else ""
     return StorageError(
         f"{place} does not answer ({printable(reason)[:200]}): check the network and the store's "
-        "endpoint"
+        f"endpoint{login}"
     )
