@@ -83,7 +83,7 @@ def to_json(config: Settings) -> str:
 def from_json(text: str) -> Settings:
     """Reads a configuration that `to_json` wrote; lists become tuples.
 
-    Sections of older versions are dropped. Raises ValueError unless the text is a JSON object.
+    Sections of older versions are dropped. Raises TypeError unless the text is a JSON object.
     """
 
     def tuples(section: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def from_json(text: str) -> Settings:
 
     tree = json.loads(text, object_hook=tuples)
     if not isinstance(tree, dict):
-        raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
+        raise TypeError(f"a configuration is a JSON object; got {type(tree).__name__}")
     read = Settings({key: tree[key] for key in _SECTIONS & tree.keys()})
     return read.noted(tree.get("user", ())).lock()
 

@@ -231,7 +231,7 @@ def test_a_stored_configuration_gets_the_keys_that_are_newer(spec):
 
 
 def test_json_that_is_no_configuration():
-    with pytest.raises(ValueError, match="JSON object; got list"):
+    with pytest.raises(TypeError, match="JSON object; got list"):
         config_lib.from_json("[]")
 
 

@@ -184,7 +184,7 @@ def test_untrusted_metadata_of_a_resumed_run_is_one_line(run):
     reseal(run / "checkpoints" / "2", lambda content: content["meta"].update(config=[], shapes=3))
     done = run_main(*RUN, f"--workdir={run}", cwd=run)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"the metadata of the checkpoint in {run}/checkpoints are not ")
+    assert done.stderr.startswith(f"the metadata of the checkpoint in {run} are not ")
     assert done.stderr.count("\n") == 1
 
 
