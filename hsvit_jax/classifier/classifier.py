@@ -175,9 +175,6 @@ class Classifier:
 
         Returns:
           a list with the `views.Views` of each image; for one image its own.
-
-        Raises:
-          ValueError: the network has nothing to show.
         """
         from hsvit_jax.classifier import views
 
@@ -198,6 +195,31 @@ class Classifier:
             return self.model.views(params, stats, x_BHWC)
 
         return jax.jit(arrays, out_shardings=mesh_lib.replicated(self.mesh))
+
+    def grad_cam(self, images: Any) -> np.ndarray | None:
+        """Computes where images speak for their predicted class, by `grad_cam.grad_cam`.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          float32 (B, rows, columns), for one image (rows, columns); None without feature maps.
+        """
+        images_BHWC, one = self._fitted(images)
+        heat_BHW = jax.device_get(self._cam(self.params, self.stats, images_BHWC))
+        return heat_BHW[0] if one and heat_BHW is not None else heat_BHW
+
+    @cached_property
+    def _cam(self) -> Any:
+        """Grad-CAM of a batch, compiled once for each instance."""
+        from hsvit_jax.classifier.grad_cam import grad_cam
+
+        def cam(params: dict, stats: dict, images_BHWC: jax.Array) -> jax.Array | None:
+            pixels = self.config.data
+            x_BHWC = augment.normalise(images_BHWC, tuple(pixels.mean), tuple(pixels.std))
+            return grad_cam(self.model, params, stats, x_BHWC)
+
+        return jax.jit(cam, out_shardings=mesh_lib.replicated(self.mesh))
 
     @cached_property
     def voters_G(self) -> np.ndarray:

@@ -21,6 +21,7 @@ c2a2:cifar100,paper.
 COMMANDS: Mapping[str, Command] = {
     "train": train.train,
     "eval": trained.evaluate,
+    "probe": trained.probe,
     "predict": trained.predict,
     "visualize": trained.visualize,
     "serve": serve.serve,

@@ -65,6 +65,31 @@ def evaluate(request: Request) -> None:
         _draw_curve(network, part, split, path)
 
 
+@Command(
+    "Measures a network's embeddings by nearest neighbours and a linear classifier on them.",
+    "$ runs/c2a2-cifar10-strong-seed0 --config=c2a2:folder=my_images",
+    (*RUN, JOB, (flags.DEFINE_integer, "k", 20, "Number of nearest neighbours.", 1)),
+    config=_EVALUATION,
+)
+def probe(request: Request) -> None:
+    """Prints one line of JSON: the accuracies on the test images of the run's or other data."""
+    from hsvit_jax import train
+    from hsvit_jax.classifier import other_data, probe
+    from hsvit_jax.runtime import coordination
+    from hsvit_jax.train import metrics
+
+    network, asked = load_classifier(request), request.config
+    if asked is not None and any(key.startswith("data.") for key in asked.user):
+        config, _ = other_data.configured(network, asked, asked.user)
+        network = dataclasses.replace(network, config=config)
+    dataset = train.load_data(network.config)
+    coordination.check_same("data set", dataset.fingerprint)
+    figures = probe.measure(network, dataset, request.flags.k)
+    if coordination.is_lead():
+        line = {"data": network.config.data.name, **figures}
+        print(metrics.to_line(network.step, line))
+
+
 def _draw_curve(network: "Classifier", part: Any, split: str, path: Path) -> None:
     """Draws accuracy against lost groups, and prints a line of JSON for each point."""
     from hsvit_jax import artifacts

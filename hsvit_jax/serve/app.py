@@ -215,10 +215,7 @@ def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
     Each of an HSViT's groups has a map too: its feature maps' sum, weighted by the attention of
     CLS, at the tile that the group's tower sees.
     """
-    try:
-        views = classifier.explain(image_HWC[None])[0]
-    except ValueError:  # the network has nothing to show
-        return []
+    views = classifier.explain(image_HWC[None])[0]
     found: list[tuple[str, np.ndarray]] = []
     if views.groups is not None:
         model = classifier.config.model
