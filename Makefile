@@ -80,10 +80,13 @@ $(VENV)/.installed-ray: $(VENV)/.installed-web
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	touch $@
 
-# jax2onnx allows an older Orbax only.
+# jax2onnx allows an older Orbax only, litert-converter an older typing_extensions, which it does
+# not import here.
 $(VENV)-onnx/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)-onnx
 	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --editable '.[test,onnx]'
+	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --no-deps \
+	  'ai-edge-litert>=2.3,<3' 'litert-converter>=0.5,<0.6' 'backports.strenum>=1.2,<2'
 	touch $@
 
 $(VENV)-gpu/.installed: setup.cfg pyproject.toml

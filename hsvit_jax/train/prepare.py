@@ -111,6 +111,8 @@ def prepare(
     config = config_lib.resolve(config, dataset.info, **known)
     config_lib.refuse_unread(config)
     _check_held_out(config, dataset)
+    if config.init.cache:
+        config = feature_cache.without_augmentation(config)
     model = _network(config)
     mesh = _mesh(config, model, devices)
     if config.init.cache:
