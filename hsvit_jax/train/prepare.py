@@ -100,7 +100,7 @@ def prepare(
     if dataset is None:
         early = config_lib.resolve(config, weights=weights)
         step.augment_settings(early)  # refuses what no images can change, before they are read
-        if early.data.name in config_lib.DATA_SETS:
+        if early.data.name in config_lib.DATA_SETS and not weights.settings:
             _network(config_lib.resolve(early, data.describe(early.data.name)))
         dataset = load_data(early, verbose=verbose)
     else:
@@ -111,7 +111,12 @@ def prepare(
     config = config_lib.resolve(config, dataset.info, **known)
     config_lib.refuse_unread(config)
     _check_held_out(config, dataset)
-    model = _network(config)
+    try:
+        model = _network(config)
+    except ValueError:
+        if weights.settings:
+            refuse_contradictions(config, dataset)
+        raise
     mesh = _mesh(config, model, devices)
     if config.init.cache:
         feature_cache.check(config, model, mesh)
@@ -135,6 +140,44 @@ def _network(config: ml_collections.ConfigDict) -> Any:
         model = model.with_frozen(frozen)
     memory.check_network(config, model)
     return model
+
+
+def refuse_contradictions(config: config_lib.Settings, dataset: data.Dataset) -> None:
+    """Raises Contradiction with all that keeps a run from starting at init.from.
+
+    Its settings are complete: a start with them was tried.
+    """
+    problems, changes, keys = [], dict[str, Any](), dict(config_lib.leaves(config))
+    while True:
+        try:
+            _try_start(config.filled(changes), dataset)
+            break
+        except config_lib.Contradiction as error:
+            problems.append(error.problems)
+            fits = error.settings.items()
+            new = {k: v for k, v in fits if keys.get(k, v) != v and k not in changes}
+        except ValueError as error:
+            problems.append(str(error))
+            new = {}
+        if not new:
+            changes = {}
+            break
+        changes |= new
+    if "data.image_size" in changes:  # nothing is left to resize
+        changes.pop("init.positions", None)
+    text = f"init.from={config.init['from']}: {'; '.join(problems)}"
+    raise config_lib.Contradiction(text, changes) from None
+
+
+def _try_start(config: config_lib.Settings, dataset: data.Dataset) -> None:
+    try:
+        model = _network(config)
+    except ValueError as error:
+        fits = init_from.sizes(config)
+        others = ", ".join(fits)
+        text = f"{error}; the network has other {others}" if fits else str(error)
+        raise config_lib.Contradiction(text, fits) from error
+    init_from.load(config, model, dataset.fingerprint, dataset.info.class_names)
 
 
 def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -> jax.sharding.Mesh:
