@@ -31,13 +31,6 @@ class Sizes:
     def __post_init__(self) -> None:
         check(self)
 
-    def check_stages(self, *names: str) -> None:
-        """Raises ValueError unless these settings have as many entries as `depths`, at least 1."""
-        wrong = [name for name in names if len(getattr(self, name)) != len(self.depths)]
-        if wrong or not self.depths:
-            given = few(f"{name}={getattr(self, name)}" for name in wrong)
-            raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
-
 
 class Difference(NamedTuple):
     """Why a network cannot continue from another, and the settings with which it could."""
