@@ -100,6 +100,7 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      single: maps the configuration's overrides to those of one configuration.
       work: does the work of a `Request` and returns the exit code, None for 0.
     """
 
@@ -111,6 +112,7 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    single: Callable[[list[str]], list[str]] = list
     work: Callable[..., int | None] = lambda request: None
 
     def __call__(self, work: Callable[..., int | None]) -> "Command":
@@ -220,7 +222,9 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
             every = help_word == "helpfull" or command.config != EVERYTHING
             return _print(_help(start, command, about, request, every), start)
         if spec is not None:
-            request = replace(request, config=config_lib.get_config(spec, *settings))
+            request = replace(
+                request, config=config_lib.get_config(spec, *command.single(settings))
+            )
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
     except flags.UnrecognizedFlagError as error:
@@ -396,7 +400,7 @@ def _help(start: str, command: Command, about: str, request: Request, every: boo
         lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
     if command.config:
         whose = "" if request.spec else f" with --config={_EXAMPLE}"
-        keys = config_lib.get_config(request.spec or _EXAMPLE, *request.settings)
+        keys = config_lib.get_config(request.spec or _EXAMPLE, *command.single(request.settings))
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
         shown = command.reads_key if every else config_lib.FIRST.__contains__
         lines += [config_lib.describe(keys, shown)]

@@ -259,8 +259,11 @@ def save(
 ) -> list[Path]:
     """Writes a text as NAME.md, columns of the rows as NAME.csv and a figure as NAME.png."""
     paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
-    head = [*columns.split(), "accuracy", "deviation", "accuracies"]
-    cells = [[*(row[key] for key in head[:-1]), " ".join(map(str, row[head[-1]]))] for row in rows]
+    head = columns.split()
+    cells = [
+        [" ".join(map(str, x)) if isinstance(x, list | tuple) else x for x in map(row.get, head)]
+        for row in rows
+    ]
     artifacts.write_file(paths[0], page)
     artifacts.save_csv(paths[1], [head, *cells])
     artifacts.save_figure(figure, paths[2])

@@ -82,12 +82,12 @@ class RecoverableLoop(Loop):
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(self.state, failure.failed_devices)
 
-    def conclude(self, state: dict) -> tuple:
+    def conclude(self, state: dict, evaluate_test: bool = True) -> tuple:
         """Runs `Loop.conclude` with the remaining processes."""
         while True:
             try:
                 with self.agreement():
-                    return super().conclude(state)
+                    return super().conclude(state, evaluate_test)
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(self.state, failure.failed_devices)
 

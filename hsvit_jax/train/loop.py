@@ -268,8 +268,8 @@ class Loop:
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def conclude(
-        self, state: dict
-    ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
+        self, state: dict, evaluate_test: bool = True
+    ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation | None]:
         """Returns the best step, its state, and its evaluations on the validation and test splits.
 
         A request to stop ends this at once, as everything is saved.
@@ -284,8 +284,9 @@ class Loop:
         give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None
-        test = self.evaluate(state, "test", give_up)
-        self.log_eval(best_step, "test", test)
+        test = self.evaluate(state, "test", give_up) if evaluate_test else None
+        if test:
+            self.log_eval(best_step, "test", test)
         return best_step, state, validation, test
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:

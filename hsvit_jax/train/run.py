@@ -30,13 +30,14 @@ class Result:
     """A finished run: its folder, its last step, and evaluations of its best checkpoint.
 
     workdir: of a URL its copy on this machine, which is removed when the process ends.
+    test: None if the run was to leave the test split unread.
     """
 
     workdir: Path
     step: int
     best_step: int
     parameters: int
-    test: evaluate_lib.Evaluation
+    test: evaluate_lib.Evaluation | None
     validation: evaluate_lib.Evaluation | None
     seconds: float = 0.0
     curves: Path | None = None
@@ -54,6 +55,7 @@ def train(
     recoverable: bool = False,
     callbacks: Sequence[Callback] = (),
     as_begun: bool = False,
+    evaluate_test: bool = True,
 ) -> Result:
     """Trains to the end, resuming what `workdir` holds, and evaluates the best checkpoint.
 
@@ -73,6 +75,7 @@ def train(
         recoverable: continue with fewer groups after the loss of a process; see `elastic`.
         callbacks: called by process 0; their exceptions end the run.
         as_begun: refuse to resume with settings that change results, rather than adopt them.
+        evaluate_test: False does not read the test split; the same call with True only does that.
 
     Returns:
         the finished run.
@@ -145,7 +148,7 @@ def train(
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
         state = loop.take_steps(state)
         last = int(state["step"])
-        best_step, state, validation, test = loop.conclude(state)
+        best_step, state, validation, test = loop.conclude(state, evaluate_test)
         curves = metrics.draw_curves(workdir, workdir.name) if lead else None
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     seconds = time.monotonic() - started
