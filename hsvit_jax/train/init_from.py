@@ -1,6 +1,6 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,14 @@ from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import step
 from hsvit_jax.weights import adapt, files, read, sources
-from hsvit_jax.weights.stored import Stored, digest, for_all, stored_config, stored_network
+from hsvit_jax.weights.stored import (
+    digest,
+    for_all,
+    origin_of,
+    stored_config,
+    stored_network,
+    trained_on,
+)
 
 #: Keys of `init` that fit the weights of `init.from` to other sizes.
 _FITTING = ("classifier", "stem", "positions")
@@ -161,12 +168,12 @@ def load(
             )
             params, stats, old, family, origin, was, theirs = found
             if was is not None and "config" in description:
-                origin += _trained_on(config, was.data)
+                origin += trained_on(config, was.data)
         else:
             stored = stored_network(path)
             params, stats, old = stored.params, stored.stats, stored.model
             family, theirs = stored.config.model.family, stored.class_names
-            origin = _origin(stored, config, fingerprint)
+            origin = origin_of(stored, config, source, fingerprint)
         base = model.feature_network()
         same_family = family == config.model.family
         if not same_family and (base is None or base[0] != family):
@@ -220,35 +227,6 @@ def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str
             {"init.classifier": "new"},
         )
     return ("new" if mode == "match" else mode), ()
-
-
-def _origin(stored: Stored, config: ml_collections.ConfigDict, fingerprint: str | None) -> str:
-    """Says which network was stored, and how its images were others or seen otherwise."""
-    data = stored.config.data
-    side = "×".join(map(str, (*data.image_size, data.channels)))
-    origin = f"step {stored.step} of {config.init['from']} (images of {side})"
-    if lost := stored.meta.get("lost_groups"):
-        names = few(lost)
-        origin += f", whose groups or towers {names} were lost in training and start afresh"
-    origin += _trained_on(config, data)
-    # Read otherwise, the same images have another fingerprint anyway.
-    read_alike = ("name", "image_size", "channels", "fit", "fraction")
-    alike = all(data[key] == config.data[key] for key in read_alike)
-    known = None not in (fingerprint, stored.fingerprint)
-    if alike and known and fingerprint != stored.fingerprint:
-        origin += (
-            f", when {config.data.name} was another or split otherwise: it may have been trained "
-            "on images that are held out now"
-        )
-    return origin
-
-
-def _trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> str:
-    """Says how the pixels that the weights were trained on were normalised otherwise."""
-    before = [tuple(was[key]) for key in ("mean", "std")]
-    if before == [tuple(config.data[key]) for key in ("mean", "std")]:
-        return ""
-    return f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:

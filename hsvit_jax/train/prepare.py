@@ -1,5 +1,6 @@
 """Prepares a run: the data, the resolved configuration, network, mesh and optimizer."""
 
+import dataclasses
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ from hsvit_jax.runtime import coordination, memory
 from hsvit_jax.text import printable
 from hsvit_jax.train import feature_cache, init_from, optim, step
 from hsvit_jax.train.run_spec import Run
+from hsvit_jax.weights import teacher
 
 
 def load_data(
@@ -129,6 +131,32 @@ def prepare(
     )
     length = steps_per_epoch, total_steps
     return Run(config, dataset, model, mesh, *length, schedule, tx, state_shape)
+
+
+def with_teacher(run: Run, verbose: bool = False) -> Run:
+    """Returns the run with the network of `init.teacher`, if any, on its mesh.
+
+    Args:
+        verbose: print where it is from.
+
+    Raises:
+        ValueError: it cannot teach this run, or another one taught it before.
+    """
+    config, info = run.config, run.dataset.info
+    if not config.init.teacher:
+        return run
+    devices = run.mesh.shape[mesh_lib.GROUP]
+    found = teacher.load(config, info.class_names, devices, run.dataset.fingerprint)
+    if run.taught_by not in ("", found.digest):
+        raise ValueError(
+            f"init.teacher={config.init.teacher} holds another network than when the run began: "
+            "restore it, or train in another --workdir"
+        )
+    if verbose:
+        print(printable(f"the teacher is {found.about}"), flush=True)
+    trees = {"params": found.params, "stats": found.stats}
+    found = found._replace(**mesh_lib.place(run.mesh, trees, found.network))
+    return dataclasses.replace(run, teacher=found, taught_by=found.digest)
 
 
 def _network(config: ml_collections.ConfigDict) -> Any:

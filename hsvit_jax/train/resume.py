@@ -59,7 +59,8 @@ def latest(
         return run, None
     number, plain, meta = restored
     was, run = _as_saved(run, meta), _moved(run, meta, number)
-    run = dataclasses.replace(run, origin=meta.get("origin", ""))
+    origins = {"origin": meta.get("origin", ""), "taught_by": meta.get("teacher", "")}
+    run = dataclasses.replace(run, **origins)
     if verbose:
         for line in _moves(was, run, number, int(plain["skipped"])):
             print(line, flush=True)
@@ -234,6 +235,8 @@ def _meaning(key: str, value: Any) -> Any:
     """Reduces a setting to what makes a difference to the state."""
     if key == "train.ema_decay":
         return value > 0
+    if key == "init.teacher":  # its weights are compared when it is loaded
+        return bool(value)
     if key == "init.freeze":
         return init_from.frozen_parts(value)
     return init_from.without_commit(value) if key == "init.from" else value
