@@ -161,12 +161,19 @@ class Request:
         """The whole command line, to paste."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
-    def train_line(self, **changes: str) -> str:
+    def train_line(self, **changes: Any) -> str:
         """Returns the command that trains this configuration with `changes`, by key."""
+        return f"{self.program} {shlex.join(['train', *self._config_with(changes)])}"
+
+    def line_with(self, changes: Mapping[str, Any]) -> str:
+        """Returns the whole command line with other values, by key."""
+        _, _, rest, _ = _split_config(self.argv)
+        return f"{self.program} {shlex.join([self.name, *self._config_with(changes), *rest])}"
+
+    def _config_with(self, changes: Mapping[str, Any]) -> list[str]:
         kept = [s for s in self.settings if s.partition("=")[0] not in changes]
-        words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
-        config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
-        return f"{self.program} {shlex.join(['train', *config])}"
+        words = [*kept, *(f"{k}={config_lib.shown(v)}" for k, v in changes.items())]
+        return [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
 
     @property
     def source(self) -> str:
@@ -229,7 +236,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        with _exit_code(start, coordination.print_once, request.line) as end:
+        with _exit_code(start, coordination.print_once, request) as end:
             end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
@@ -409,12 +416,14 @@ class _End:
 
 
 @contextlib.contextmanager
-def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
+def _exit_code(
+    start: str, print_line: Callable[[str], None], request: Request | None = None
+) -> Iterator[_End]:
     """Maps expected exceptions to one line and an exit code.
 
     Args:
       start: program and command, for hints.
-      line: the whole command line.
+      request: the parsed command line.
     """
     end = _End()
     try:
@@ -422,7 +431,7 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
         sys.stdout.flush()
     except signals.Interrupted as stop:
         kept = "saved" if stop.step else "there was nothing left to save"
-        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
+        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {request.line}")
         end.code, end.alone = stop.exit_code, not stop.step
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
@@ -440,6 +449,9 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
             raise
         if isinstance(error, OSError):
             _drop_output()
+        if isinstance(error, config_lib.Contradiction) and error.settings and request.spec:
+            fits = request.line_with(error.settings)
+            text = f"{error.problems}. This command fits:\n  {fits}"
         print_line(printable(text))
         end.code = _MISTAKE
 

@@ -21,6 +21,7 @@ from hsvit_jax.models import costs
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few
 from hsvit_jax.train import batches, init_from, metrics, step
+from hsvit_jax.train.prepare import with_teacher
 
 Row = Mapping[str, Any]
 
@@ -248,9 +249,10 @@ def steps(run: train.Run, start: Any, **changes: Any) -> Iterator[tuple[dict, di
     run = dataclasses.replace(run, **changes)
     shape = jax.eval_shape(lambda: step.init_state(run.model, run.tx, run.config))
     run = dataclasses.replace(run, state_shape=shape)
+    run = with_teacher(run)
     state, train_step = step.first_state(run, start), step.jit_step(run)
     for batch in itertools.islice(batches.source(run, 0), run.total_steps):
-        state, values = train_step(state, batch)
+        state, values = train_step(state, batch, *run.lessons)
         yield state, values
 
 

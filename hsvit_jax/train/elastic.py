@@ -43,6 +43,10 @@ def check(run: Run) -> None:
             "--recoverable does not go with train.patience, for which all processes must agree: "
             "set train.patience=0"
         )
+    if run.config.init.teacher:
+        raise ValueError(
+            "--recoverable does not go with init.teacher, which lies on all devices: remove one"
+        )
     run.model.without([0])  # says itself what cannot be lost
 
 

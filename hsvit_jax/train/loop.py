@@ -118,7 +118,7 @@ class Loop:
                 if train_step is None:
                     train_step = self.compile(batch)
                     self.mark(number)
-                state, values = train_step(self.state, batch)
+                state, values = train_step(self.state, batch, *self.run.lessons)
             self.state, number = state, number + 1
             self.pending.append([number, values, None])
             for step in self.pending:
@@ -138,7 +138,7 @@ class Loop:
         self.watchdog.heartbeat("the start of compiling the training step", slow=True)
         begun, jitted = time.monotonic(), step_lib.jit_step(self.run, donate=self.donate)
         with compile_cache.quiet():
-            compiled = jitted.lower(self.state, batch).compile()
+            compiled = jitted.lower(self.state, batch, *self.run.lessons).compile()
         seconds = time.monotonic() - begun
         self.bar.say(f"compiled in {seconds:.0f} s" if seconds >= 1 else "compiled in under 1 s")
         memory.check_step(compiled, self.run.config, len(self.run.mesh.local_devices))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shlex
 import time
@@ -21,7 +22,7 @@ from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 from hsvit_jax.train.loop import Callback, Loop
-from hsvit_jax.train.prepare import prepare
+from hsvit_jax.train.prepare import prepare, with_teacher
 from hsvit_jax.train.run_spec import Run
 
 
@@ -131,6 +132,9 @@ def train(
             run = dataclasses.replace(run, origin=origin)
             state = step_lib.first_state(run, mesh_lib.from_lead(start))
         first = int(state["step"])
+        if first < run.total_steps:
+            run = coordination.agree(functools.partial(with_teacher, run, verbose))
+            coordination.check_same("teacher", run.taught_by)
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:
 
