@@ -48,7 +48,7 @@ for photo in photos:
     answer = first(images=images)
     if parts:  # the last one is the head, which takes the sums of the others
         totals = [answer, *(part(images=images) for part in parts[:-1])]
-        sums = {name: np.sum([total[name] for total in totals], axis=0) for name in answer}
+        sums = {name: np.asarray(sum(total[name] for total in totals)) for name in answer}
         answer = parts[-1](**sums)
     (probabilities,) = answer["probabilities"]
     best = probabilities.argmax()

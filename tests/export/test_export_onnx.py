@@ -126,7 +126,14 @@ def test_int8_of_other_networks_is_near(words, tmp_path):
     assert np.corrcoef(*map(np.ravel, centred))[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("words", [("c2a2",), ("vit",), ("resnet",), ("cvt",)], ids=" ".join)
+def test_litert_s_converter_says_what_it_cannot(tmp_path):
+    """Its matrix product of a map and a 1×1 kernel; in one line, without the program."""
+    with pytest.raises(ValueError, match=r"use --format=stablehlo: .*tfl.batch_matmul.*") as error:
+        export.write(small_runs.stored("resnet"), {}, tmp_path / "a.tflite", "tflite")
+    assert "\n" not in str(error.value) and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("words", [("c2a2",), ("vit",), ("cvt",)], ids=" ".join)
 def test_litert_has_the_network_s_logits(words, tmp_path):
     network = small_runs.stored(*words, side=32)
     export.write(network, {}, tmp_path / "a.tflite", "tflite")
