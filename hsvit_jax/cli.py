@@ -7,6 +7,7 @@ Ctrl-C, 141 the reader of a pipe is gone.
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -100,6 +101,7 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      group: heading in the list of commands.
       single: maps the configuration's overrides to those of one configuration.
       work: does the work of a `Request` and returns the exit code, None for 0.
     """
@@ -112,6 +114,7 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    group: str = ""
     single: Callable[[list[str]], list[str]] = list
     work: Callable[..., int | None] = lambda request: None
 
@@ -161,12 +164,19 @@ class Request:
         """The whole command line, to paste."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
-    def train_line(self, **changes: str) -> str:
+    def train_line(self, **changes: Any) -> str:
         """Returns the command that trains this configuration with `changes`, by key."""
+        return f"{self.program} {shlex.join(['train', *self._config_with(changes)])}"
+
+    def line_with(self, changes: Mapping[str, Any]) -> str:
+        """Returns the whole command line with other values, by key."""
+        _, _, rest, _ = _split_config(self.argv)
+        return f"{self.program} {shlex.join([self.name, *self._config_with(changes), *rest])}"
+
+    def _config_with(self, changes: Mapping[str, Any]) -> list[str]:
         kept = [s for s in self.settings if s.partition("=")[0] not in changes]
-        words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
-        config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
-        return f"{self.program} {shlex.join(['train', *config])}"
+        words = [*kept, *(f"{k}={config_lib.shown(v)}" for k, v in changes.items())]
+        return [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
 
     @property
     def source(self) -> str:
@@ -229,7 +239,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        with _exit_code(start, coordination.print_once, request.line) as end:
+        with _exit_code(start, coordination.print_once, request) as end:
             end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
@@ -376,7 +386,9 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], s
 
 def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
     width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in commands.items()]
+    lines = []
+    for group, rows in itertools.groupby(commands.items(), lambda row: row[1].group):
+        lines += [f"{group}:", *(f"  {name:<{width}}  {row.purpose}" for name, row in rows)]
     usage = f"usage: {program} COMMAND [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
     more = f"Flags and keys of a command: {program} COMMAND --help    Version: {program} --version"
     return "\n".join([usage, "", *lines, "", about, more])
@@ -409,12 +421,14 @@ class _End:
 
 
 @contextlib.contextmanager
-def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
+def _exit_code(
+    start: str, print_line: Callable[[str], None], request: Request | None = None
+) -> Iterator[_End]:
     """Maps expected exceptions to one line and an exit code.
 
     Args:
       start: program and command, for hints.
-      line: the whole command line.
+      request: the parsed command line.
     """
     end = _End()
     try:
@@ -422,7 +436,7 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
         sys.stdout.flush()
     except signals.Interrupted as stop:
         kept = "saved" if stop.step else "there was nothing left to save"
-        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
+        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {request.line}")
         end.code, end.alone = stop.exit_code, not stop.step
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
@@ -440,6 +454,9 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
             raise
         if isinstance(error, OSError):
             _drop_output()
+        if isinstance(error, config_lib.Contradiction) and error.settings and request.spec:
+            fits = request.line_with(error.settings)
+            text = f"{error.problems}. This command fits:\n  {fits}"
         print_line(printable(text))
         end.code = _MISTAKE
 

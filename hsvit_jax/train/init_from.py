@@ -32,7 +32,7 @@ def frozen_parts(freeze: str) -> frozenset[str]:
 
 def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
-    trained, or leave a setting of the start unused."""
+    trained."""
     init = config.init
     fitting = {name: init[name] for name in _FITTING if init[name] not in ("match", "keep")}
     fitting |= {"freeze": init.freeze} if frozen_parts(init.freeze) else {}
@@ -42,11 +42,6 @@ def refuse_random(config: config_lib.Settings) -> None:
         raise ValueError(
             f"{' and '.join(needy)} would need trained weights: name them with "
             "--config.init.from=PATH, or leave that out"
-        )
-    if init["from"] and init.whiten and "init.whiten" in config.user:
-        raise ValueError(
-            "init.whiten is a start from random weights and init.from one from trained ones: leave "
-            "one of them out"
         )
 
 
@@ -89,6 +84,17 @@ def of_weights(
         fills = {f"model.{key}": getattr(sizes, key) for key in FAMILIES[family].automatic}
     settings = {f"data.{key}": stored.data[key] for key in _OF_IMAGES}
     return config_lib.Weights(settings | pixels, fills, source)
+
+
+def sizes(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the sizes of our network in init.from that differ here, by 'section.key'."""
+    stored = stored_config(config.init["from"])
+    if stored is None or stored.model.family != config.model.family:
+        return {}
+    keys = [f"model.{key}" for key in FAMILIES[config.model.family].keys if "drop" not in key]
+    ours, theirs = (dict(config_lib.leaves(one)) for one in (config, stored))
+    both = [key for key in (*keys, "data.image_size") if key in ours and key in theirs]
+    return {key: theirs[key] for key in both if ours[key] != theirs[key]}
 
 
 def with_weights(config: ml_collections.ConfigDict) -> config_lib.Settings:
@@ -140,13 +146,16 @@ def load(
         the weights, with notes on how they were made to fit; None where `init.from` is empty.
 
     Raises:
-        ValueError: there are no good weights, they are another network's (with the differences), or
-            a frozen part would be fresh.
+        Contradiction: a setting does not fit the weights; holds what does.
+        ValueError: there are no good weights, or they are another architecture's.
     """
     refuse_random(config)
     source = config.init["from"]
     if not source:
         return None
+    if config.init.whiten and "init.whiten" in config.user:
+        text = "init.whiten is a start from random weights, and init.from one from trained ones"
+        raise config_lib.Contradiction(text, {"init.whiten": False})
     key, theirs = step.run_key(config.seed, step.INIT), ()
     how = {name: config.init[name] for name in _FITTING}
     try:
@@ -170,7 +179,7 @@ def load(
         if not same_family and (base is None or base[0] != family):
             raise ValueError(
                 f"it holds a network of the family {family!r}; this configuration's is "
-                f"{config.model.family!r}"
+                f"{config.model.family!r}: name that network by --config"
             )
         origin_digest = digest(params, stats)
         if same_family:
@@ -182,6 +191,8 @@ def load(
         if theirs and how["classifier"] == "new":
             origin += f", whose classes are {few(theirs)}"
         _check_frozen((*refitted.fresh, *refitted.grown), model)
+    except config_lib.Contradiction:
+        raise
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
         hint = "; weights are read from .npz, .safetensors, .ckpt, .pt, .pth and .bin" * unread
@@ -209,10 +220,11 @@ def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str
     if row_of.keys() >= {*ours} and (mode == "match" or len(theirs) == len(ours)):
         return mode, tuple(row_of[name] for name in ours)
     if mode == "match" and len(theirs) == len(ours):
-        raise ValueError(
+        raise config_lib.Contradiction(
             f"its classifier is for {few(theirs)}, and the images are of as many other "
-            f"classes, {few(ours)}: add --config.init.classifier=new to train a new "
-            "one, or --config.init.classifier=keep where they are the same classes in this order"
+            f"classes, {few(ours)}; init.classifier=keep fits the same classes in this order, new "
+            "trains a new classifier",
+            {"init.classifier": "new"},
         )
     return ("new" if mode == "match" else mode), ()
 
@@ -221,7 +233,9 @@ def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:
     """Refuses fresh tensors, such as params.head.linear.bias, in the network's frozen parts."""
     lost = [name for name in fresh if name.split(".")[1] in model.frozen]
     if lost:
-        raise ValueError(
+        parts = model.frozen - {name.split(".")[1] for name in lost}
+        raise config_lib.Contradiction(
             f"init.freeze={','.join(sorted(model.frozen))} would keep fresh random weights as they "
-            f"are: {', '.join(lost)}; freeze other parts"
+            f"are: {', '.join(lost)}",
+            {"init.freeze": ",".join(sorted(parts))},
         )
