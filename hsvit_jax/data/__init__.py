@@ -81,6 +81,7 @@ def load(
     resident_limit_bytes: int = 4 * 2**30,
     progress: Progress | None = None,
     test_only: bool = False,
+    task: str = "classify",
 ) -> Dataset:
     """Loads a data set, downloading, checking and caching it as needed.
 
@@ -99,6 +100,7 @@ def load(
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
       test_only: puts every image into the test split; one class is enough.
+      task: 'classify', or 'multilabel' or 'regress' for the rows of a table.
 
     Returns:
       Training, validation and test split, and the fingerprint of their content.
@@ -110,7 +112,7 @@ def load(
     progress = progress or (lambda *_: None)
     folder, url = _data_dirs(data_dir)
     remove_abandoned(folder / "cache")
-    info, read = _open(name, folder, url, progress)
+    info, read = _open(name, folder, url, progress, task)
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     size, channels = check_shape(size, channels, fit)
@@ -138,19 +140,26 @@ def _open(
     data_dir: Path,
     url: str = "",
     progress: Progress = lambda *_: None,
+    task: str = "classify",
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name; returns its description and its reader."""
     kind, equals, argument = name.partition("=")
     kind = kind if equals and argument else ""
+    if task != "classify" and kind != "csv":
+        raise ValueError(
+            f"data.task={task} needs a table, and {name} has one class an image: use csv=PATH, or "
+            f"from_arrays(…, task='{task}')"
+        )
     if url and kind != "tfds":
         raise ValueError(f"data.dir={url} holds sets of tfds= only; set a local folder")
     if storage.is_url(argument) and "?" in argument:
         raise ValueError("a URL with ? may hold credentials, which a run would store; remove them")
     if kind in ("folder", "csv"):
-        find = find_listing if kind == "folder" else list_table
+        find = find_listing if kind == "folder" else partial(list_table, task=task)
         listing = find(argument, data_dir, progress)
         rows, names = listing.rows, listing.class_names
         info = describe_files(name, names, len(rows), lambda i: read_file(rows[i].file.path))
+        info = dataclasses.replace(info, task=task)
         return info, partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
     if kind == "hf":
         return open_hf(argument)

@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import artifacts, classifier, data, storage, train
+from hsvit_jax import artifacts, classifier, data, storage, tasks, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.run_report import findings, measures, page
@@ -100,6 +100,7 @@ def write(
         path.parent,
         lines,
         trained.image_size,
+        tasks.of(config),
         title=folder.resolve().name,
         table_name=table.name,
         split=split,

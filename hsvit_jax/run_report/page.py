@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax import artifacts
+from hsvit_jax import artifacts, tasks
 from hsvit_jax.run_report import measures
 from hsvit_jax.run_report.findings import Findings
 from hsvit_jax.train import metrics
-from hsvit_jax.train.batches import target_text
 
 _MATRIX = 20  # the most classes of a confusion matrix, and the most confusions of a list
 _SMALL = 96  # pixels, up to which an image is shown without smoothing
@@ -42,6 +41,7 @@ def render(
     folder: Path,
     lines: Sequence[Mapping[str, Any]],
     size: Sequence[int],
+    task: tasks.Classify,
     **texts: Any,
 ) -> str:
     """Renders a report as HTML.
@@ -52,6 +52,7 @@ def render(
       folder: of the page; links to files are relative to it.
       lines: of metrics.jsonl.
       size: rows and columns of an image.
+      task: names the targets.
       texts: title, table_name, split, facts, counts, settings, environment.
     """
     drawn = [("loss (nats)", "loss"), ("accuracy", "accuracy"), ("learning rate", "learning_rate")]
@@ -66,7 +67,7 @@ def render(
         heat_of=_heat,
         likeliest=lambda p_K: np.argsort(-p_K, kind="stable")[:3].tolist(),
         link=lambda name: os.path.relpath(name, folder) if os.path.isfile(name) else "",
-        target_text=lambda target_K: target_text(target_K, names),
+        target_text=lambda target_K: task.text(target_K, names),
         aspect=f"{size[1]} / {size[0]}",
         pixels="pixels" if max(size) <= _SMALL else "",
         columns=max((len(row) for row in found.augmented), default=1),

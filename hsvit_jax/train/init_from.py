@@ -81,6 +81,8 @@ def of_weights(
         sizes = config_lib.build_model(stored).config
         fills = {f"model.{key}": getattr(sizes, key) for key in FAMILIES[family].automatic}
     settings = {f"data.{key}": stored.data[key] for key in _OF_IMAGES}
+    if stored.data.task == config.data.task and config.init.classifier != "new":
+        fills |= {f"data.{key}": stored.data[key] for key in ("target_mean", "target_std")}
     return config_lib.Weights(settings | pixels, fills, source)
 
 
