@@ -33,6 +33,8 @@ class Classify:
       reported: its figures in a model card.
       outputs: names of the outputs and the answers of an exported program.
       unit: what an answer to an image holds for each output.
+      most: how many outputs an answer shows; None for all that are part of it.
+      dtype: of answers in NumPy.
     """
 
     noun = "classes"
@@ -41,6 +43,8 @@ class Classify:
     reported: tuple[str, ...] = ("accuracy",)
     outputs = ("logits", "probabilities")
     unit = "probability"
+    most: int | None = 5
+    dtype: type = np.float32
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -77,6 +81,11 @@ class Classify:
         chosen = self.chosen(answer_K)[:most].tolist()
         return [{"label": names[k], self.unit: float(answer_K[k])} for k in chosen]
 
+    def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
+        """Formats an answer for a title: the likeliest class, the labels, or the numbers."""
+        row, *_ = self.rows(answer_K, names, 1)
+        return f"predicted as {row['label']} ({row['probability']:.0%})"
+
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         """Names the classes of a target, with their shares if images are mixed."""
         top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
@@ -91,6 +100,7 @@ class Multilabel(Classify):
     losses = ("binary_cross_entropy",)
     figure, step_figure = "map", "label_accuracy"
     reported = ("map", "macro_f1", "micro_f1")
+    most = None
 
     def encode(self, labels: np.ndarray) -> np.ndarray:
         return labels.astype(np.float32)
@@ -107,6 +117,13 @@ class Multilabel(Classify):
     def chosen(self, answer_K: np.ndarray) -> np.ndarray:
         order = self.ranked(answer_K)
         return order[self.over(answer_K)[order]]
+
+    def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
+        return f"predicted as {few(names[k] for k in self.chosen(answer_K).tolist())}"
+
+    def error(self, outputs_NK: np.ndarray, labels_NK: np.ndarray) -> np.ndarray:
+        """Measures how wrong each answer is, (N, K): in probability, or in deviations."""
+        return np.abs(self.answer(outputs_NK) - labels_NK)
 
     def over(self, answers: np.ndarray) -> np.ndarray:
         """Returns which probabilities (…, K) reach their labels' thresholds."""
@@ -148,7 +165,7 @@ class Multilabel(Classify):
         return figures, by_label
 
 
-class Regress(Classify):
+class Regress(Multilabel):
     """Numbers of an image: targets are standardised, answers are in the unit of the data."""
 
     noun = "numbers"
@@ -157,10 +174,13 @@ class Regress(Classify):
     reported = ("r2", "mae")
     outputs = ("standardised", "values")
     unit = "value"
+    most = None
+    dtype = np.float64
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        self.mean_K, self.std_K = map(np.array, (config.data.target_mean, config.data.target_std))
+        self.mean_K = np.array(config.data.target_mean or 0.0)
+        self.std_K = np.array(config.data.target_std or 1.0)
 
     def encode(self, labels: np.ndarray) -> np.ndarray:
         return ((labels - self.mean_K) / self.std_K).astype(np.float32)
@@ -178,6 +198,15 @@ class Regress(Classify):
 
     def ranked(self, answer_K: np.ndarray) -> np.ndarray:
         return np.arange(len(answer_K))
+
+    def chosen(self, answer_K: np.ndarray) -> np.ndarray:
+        return self.ranked(answer_K)
+
+    def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
+        return self.text(answer_K, names)
+
+    def error(self, outputs_NK: np.ndarray, labels_NK: np.ndarray) -> np.ndarray:
+        return np.abs(self.answer(outputs_NK) - labels_NK) / self.std_K
 
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         return printable(", ".join(f"{n} {x:.5g}" for n, x in zip(names, target_K, strict=True)))
@@ -219,9 +248,23 @@ def of(config: Mapping[str, Any]) -> Classify:
     return TASKS[config.data.task](config)
 
 
+def refuse_others(config: Mapping[str, Any], what: str) -> None:
+    """Raises ValueError for `what`, which only classification has, and another task."""
+    if config.data.task != "classify":
+        raise ValueError(
+            f"{what} counts right classes, and data.task={config.data.task} has none: remove it, "
+            "or use a network that classifies"
+        )
+
+
 def shown(name: str, value: float) -> str:
     """Formats a figure with its name: 'mAP 71.20%', 'R² 0.8312'."""
-    return f"{_NAMES.get(name, name)} {value:{form(name)}}"
+    return f"{name_of(name)} {value:{form(name)}}"
+
+
+def name_of(figure: str) -> str:
+    """Returns the name of a figure in texts."""
+    return _NAMES.get(figure, figure.replace("_", " "))
 
 
 def form(name: str) -> str:

@@ -18,7 +18,7 @@ from hsvit_jax import storage
 from hsvit_jax.data import remote
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
-from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
+from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, class_counts, split
 from hsvit_jax.data.decode import Progress, Request
 from hsvit_jax.data.examples import from_arrays, from_examples
 from hsvit_jax.data.folder import (
@@ -39,6 +39,7 @@ __all__ = [
     "DataUnavailable",
     "Dataset",
     "Split",
+    "class_counts",
     "describe",
     "fit_image",
     "from_arrays",
