@@ -397,10 +397,20 @@ def assign_splits(
 
 def _classes(labels: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the indices of each class, in an order that never changes."""
-    labels = labels[indices] if labels.ndim == 1 else np.zeros(len(indices))
+    labels = _strata(labels[indices])
     order = np.lexsort((_scramble(indices), labels))  # one sort, as there may be 22,000 classes
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     yield from np.split(indices[order], starts) if len(order) else ()
+
+
+def _strata(labels: np.ndarray) -> np.ndarray:
+    """Returns what each example is split by, (N,): its class, its rarest label, or nothing."""
+    if labels.ndim == 1:
+        return labels
+    if not np.isin(labels, (0, 1)).all():
+        return np.zeros(len(labels))
+    rarity_NK = np.where(labels > 0, labels.sum(0)[None], len(labels) + 1)
+    return np.where(labels.any(1), rarity_NK.argmin(1), -1)
 
 
 def _share(count: int, fraction: float, least: int, most: int) -> int:
