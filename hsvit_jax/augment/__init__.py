@@ -1,8 +1,8 @@
 """Augments batches inside the compiled training step: uint8 images to float images and targets.
 
-All functions are pure and all shapes static. An image's random bits are a function of (key, its
-index) alone, so its augmentation does not depend on the batch, the devices or a resume. MixUp and
-CutMix pair neighbours, and draw from a key of the batch.
+All functions are pure and all shapes static. An image's random bits are a function of (key,
+epoch, its index) alone, so its augmentation does not depend on the batch, the devices or a resume.
+MixUp and CutMix pair neighbours, and draw from a key of the batch.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ _ERASE_AREA = slice(6, 6 + ERASING_TRIES)
 _ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
 _OPS_START = 6 + 2 * ERASING_TRIES
 _NOISE_STREAM = 2  # the words have no stream, resized crops have 1
+_EVERY_EPOCH = 2**32 - 1  # the number of no epoch
 _WORDS_PER_OP = 3  # op, magnitude bin, sign
 
 
@@ -45,10 +46,13 @@ class Augment:
     Attributes:
       mean, std: one value a channel, for pixels scaled to [0, 1].
       num_classes: length K of a target row.
-      crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
+      crop_padding: pixels added on every side before a crop of the old size; 0 = off.
+      crop_reflect: they mirror the image about its outermost pixels, instead of being black.
       random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3)
         that is enlarged bilinearly to the old size, instead of that crop; () = off.
       flip: mirror left-right with probability 1/2.
+      flip_alternate: draw this once for an image, and mirror it in every other epoch since
+        (airbench, arXiv 2404.00498).
       rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
       rand_augment_magnitude: their strength, a bin from 0 to 30; timm's level, from 0 to 10.
       rand_augment_kind: 'torchvision', or 'timm' for m9-mstd0.5-inc1: other ops and ranges, each
@@ -66,8 +70,10 @@ class Augment:
     std: tuple[float, ...]
     num_classes: int
     crop_padding: int = 0
+    crop_reflect: bool = False
     random_resized_crop: tuple[float, ...] = ()
     flip: bool = False
+    flip_alternate: bool = False
     rand_augment_ops: int = 0
     rand_augment_magnitude: int = 9
     rand_augment_kind: str = "torchvision"
@@ -108,6 +114,7 @@ class Augment:
 def train_batch(
     settings: Augment,
     key: jax.Array,
+    epoch: jax.Array | int,
     batch_key: jax.Array,
     images_BHWC: jax.Array,
     labels_B: jax.Array,
@@ -118,7 +125,8 @@ def train_batch(
 
     Args:
       settings: static.
-      key: the epoch's threefry key; an example draws from fold_in(key, its index).
+      key: the run's threefry key; an example draws from it, the epoch and its index.
+      epoch: from 0 on.
       batch_key: this batch's key, for MixUp and CutMix.
       images_BHWC: uint8.
       labels_B: int (B,), from 0 to num_classes - 1; or float32 targets (B, K).
@@ -133,14 +141,17 @@ def train_batch(
     """
     check_size(settings, *images_BHWC.shape[1:])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
+    always_key, key = (jax.random.fold_in(key, n) for n in (_EVERY_EPOCH, epoch))
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
     mirrored_B = settings.flip & (bits_BS[:, _FLIP] >> 31 == 1)
+    if settings.flip and settings.flip_alternate:
+        mirrored_B = (example_bits(always_key, indices_B, 1)[:, 0] >> 31) == epoch % 2
     if settings.random_resized_crop:
         size, area = images_BHWC.shape[1:3], settings.random_resized_crop
         boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
         images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
     elif settings.crop_padding or settings.flip:
-        images_BHWC = _crop_and_flip(settings.crop_padding, mirrored_B, bits_BS, images_BHWC)
+        images_BHWC = _crop_and_flip(settings, mirrored_B, bits_BS, images_BHWC)
     if op_count:
         images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
@@ -189,16 +200,22 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
 
 
 def _crop_and_flip(
-    padding: int, mirrored_B: jax.Array, bits_BS: jax.Array, images_BHWC: jax.Array
+    settings: Augment, mirrored_B: jax.Array, bits_BS: jax.Array, images_BHWC: jax.Array
 ) -> jax.Array:
     """Crops and flips with one gather, since both map rows and columns."""
     height, width = images_BHWC.shape[1:3]
+    padding = settings.crop_padding
     places = 2 * padding + 1
     y_BH = jnp.arange(height, dtype=jnp.int32)[None, :]
     y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - padding
     x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
     x_BW = jnp.where(mirrored_B[:, None], width - 1 - x_BW, x_BW)
     x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - padding
+    if settings.crop_reflect:
+        y_BH, x_BW = (
+            last - jnp.abs(last - jnp.abs(place))
+            for place, last in ((y_BH, height - 1), (x_BW, width - 1))
+        )
     return randaugment.gather_pixels(images_BHWC, y_BH[:, :, None], x_BW[:, None, :])
 
 

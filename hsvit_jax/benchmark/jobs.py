@@ -91,8 +91,8 @@ def input_job(run: Any, augmented: bool) -> Job:
 
     @jax.jit
     def draw(batch: Any, key: Any) -> Any:
-        keys = jax.random.split(jax.random.fold_in(key, batch[2][0]))
-        return augment.train_batch(settings, *keys, *batch)
+        mix_key = jax.random.fold_in(key, batch[2][0])
+        return augment.train_batch(settings, key, batch[2][0], mix_key, *batch)
 
     source = batches.resident(run, 0)
     compiled, seconds = compile(draw, next(source), key)

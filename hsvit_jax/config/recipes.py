@@ -201,6 +201,11 @@ _STRONG_ON: Mapping[str, Mapping[str, Any]] = {
     "food101": {"augment.crop_padding": 16},
     "imagenet": {"augment.crop_padding": 16},
 }
+#: Of fast and strong, where mirrored images keep their meaning: +0.4 points in a dozen epochs.
+_SEEN_BOTH_WAYS: Mapping[str, Any] = {
+    "augment.crop_reflect": True,
+    "augment.flip_alternate": True,
+}
 #: Changes of the strong recipe for a dozen epochs, searched on held-out CIFAR-10 images.
 _FAST: dict[str, Any] = {
     "train.epochs": 12.0,
@@ -230,7 +235,10 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     if recipe in ("paper", "finetune"):
         return _published(recipe, record, model["variant"], data)
     fast, digits = recipe == "fast", data == "digits"
-    found = {"optim.warmup_epochs": 5.0, **_STRONG_ON.get(data, {})}
+    found = {"optim.warmup_epochs": 5.0}
+    if recipe != "small" and not digits:
+        found |= _SEEN_BOTH_WAYS | ({"augment.crop_padding": 2} if fast else {})
+    found |= _STRONG_ON.get(data, {})
     if data == "fashion_mnist" and record.native_size:  # a stride of 32 does not fit 28
         found["data.image_size"] = (32, 32)
     if fast or not digits:

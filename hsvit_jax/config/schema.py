@@ -118,10 +118,18 @@ KEYS: Mapping[str, Key] = {
     "data.repeats": _whole("repeated augmentation: views of an image in an epoch", 1, 64),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
     "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096, default=4),
+    "augment.crop_reflect": _flag(
+        "padding that mirrors the image, rather than black", when=[{"crop_padding": ON}], off=False
+    ),
     "augment.random_resized_crop": _positive(
         "smallest and largest area of a random resized crop; empty: none", high=1, several=True
     ),
     "augment.flip": _flag("random horizontal flips", default=True),
+    "augment.flip_alternate": _flag(
+        "flips in every other epoch of an image, rather than at random",
+        when=[{"flip": ON}],
+        off=False,
+    ),
     "augment.rand_augment_ops": _whole("RandAugment operations of an image", 0, 64, default=2),
     "augment.rand_augment_magnitude": _whole(
         "RandAugment magnitude", 0, 30, default=9, when=[_RAND_AUGMENT]

@@ -128,7 +128,8 @@ def augmented(
         uint8 images and their targets (B, K).
     """
     settings = augment_settings(config)
-    keys = (jax.random.fold_in(run_key(config.seed, use), number) for use in (AUGMENT, MIX))
+    augment_key, mix_key = (run_key(config.seed, use) for use in (AUGMENT, MIX))
+    keys = augment_key, number, jax.random.fold_in(mix_key, number)
     made = jax.jit(augment.train_batch, static_argnums=0)
     x_BHWC, targets_BK = map(np.asarray, made(settings, *keys, *batch, late))
     pixels = np.round(255 * (x_BHWC * np.asarray(settings.std) + np.asarray(settings.mean)))

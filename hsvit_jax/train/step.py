@@ -153,10 +153,8 @@ def _make_inputs(
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             classes, spread = settings.num_classes, settings.label_smoothing
             return inputs, augment.one_hot_targets(labels_B, classes, spread)
-        keys = (
-            jax.random.fold_in(augment_key, run.position(number) // run.steps_per_epoch),
-            jax.random.fold_in(mix_key, number),
-        )
+        epoch = run.position(number) // run.steps_per_epoch
+        keys = augment_key, epoch, jax.random.fold_in(mix_key, number)
         length = run.total_steps + run.length_offset
         late = number + run.length_offset >= round(settings.mix_until * length)
         return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)

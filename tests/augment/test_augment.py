@@ -27,6 +27,9 @@ PLAIN = Augment(mean=MEAN, std=STD, num_classes=7)
 RAW = Augment(mean=(0.0,), std=(1 / 255,), num_classes=7)
 TIMM = dataclasses.replace(PLAIN, rand_augment_ops=2, rand_augment_kind="timm")
 PER_EXAMPLE = dataclasses.replace(TIMM, crop_padding=3, flip=True, erasing=0.5, erasing_noise=True)
+BOTH_WAYS = dataclasses.replace(
+    PLAIN, crop_padding=3, crop_reflect=True, flip=True, flip_alternate=True
+)
 BOXES = {"crop_padding": 0, "random_resized_crop": (0.08, 1.0)}
 TRIVIAL = dataclasses.replace(PER_EXAMPLE, rand_augment_ops=0, trivial_augment=True, **BOXES)
 MIXED = dataclasses.replace(PLAIN, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
@@ -44,8 +47,8 @@ def compiled(settings: Augment):
     return jax.jit(lambda *args: train_batch(settings, *args))
 
 
-def run(settings: Augment, images, labels, indices, seed: int = 0):
-    keys = jax.random.key(seed), jax.random.key(1)
+def run(settings: Augment, images, labels, indices, seed: int = 0, epoch: int = 0):
+    keys = jax.random.key(seed), epoch, jax.random.key(1)
     out = compiled(settings)(*keys, images, labels, indices)
     return tuple(np.asarray(array) for array in out)
 
@@ -62,7 +65,7 @@ def test_an_example_depends_on_the_key_and_its_index_alone(settings):
     assert (moved != out).any(axis=(1, 2, 3)).mean() > 0.9
 
 
-@pytest.mark.parametrize("settings", [PER_EXAMPLE, TRIVIAL, MIXED])
+@pytest.mark.parametrize("settings", [PER_EXAMPLE, TRIVIAL, MIXED, BOTH_WAYS])
 def test_eight_devices_give_the_same_bits(settings):
     """And what is done to each example alone compiles to local work."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
@@ -70,12 +73,12 @@ def test_eight_devices_give_the_same_bits(settings):
     arrays = batch(48)
     sharded = [jax.device_put(array, spread) for array in arrays]
     step = jax.jit(lambda *args: train_batch(settings, *args), out_shardings=spread)
-    step = step.lower(jax.random.key(0), jax.random.key(1), *sharded).compile()
+    step = step.lower(jax.random.key(0), 0, jax.random.key(1), *sharded).compile()
     if settings is not MIXED:
         text = step.as_text()
         collectives = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
         assert "fusion" in text and not any(name in text for name in collectives)
-    together = step(jax.random.key(0), jax.random.key(1), *sharded)
+    together = step(jax.random.key(0), 0, jax.random.key(1), *sharded)
     assert len(together[0].sharding.device_set) == 8
     for got, expected in zip(together, run(settings, *arrays), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -101,11 +104,29 @@ def test_flip_is_a_mirror_half_of_the_time():
     np.testing.assert_array_equal(run(RAW, images, labels, indices)[0], images)
 
 
-def test_crop_takes_every_place_of_the_padded_image():
+def test_an_alternating_flip_shows_each_image_both_ways_in_two_epochs():
+    images, labels, indices = batch(2000, (3, 5, 1))
+    settings = dataclasses.replace(RAW, flip=True, flip_alternate=True)
+    first, second, third, last = (
+        run(settings, images, labels, indices, epoch=n)[0] for n in (0, 1, 2, 31)
+    )
+    np.testing.assert_array_equal(second, first[:, :, ::-1])
+    np.testing.assert_array_equal(third, first)
+    np.testing.assert_array_equal(last, second)
+    mirrored = (first == images[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert ((first == images).all(axis=(1, 2, 3)) ^ mirrored).all()
+    assert abs(mirrored.mean() - 0.5) < 0.05
+    other, _ = run(settings, images, labels, indices, seed=1)
+    assert abs((other == first).all(axis=(1, 2, 3)).mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_crop_takes_every_place_of_the_padded_image(mode):
     images, labels, indices = batch(3000, (5, 7, 1))
     images = np.maximum(images, 1)  # only the padding is black
-    out, _ = run(dataclasses.replace(RAW, crop_padding=2), images, labels, indices)
-    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    settings = dataclasses.replace(RAW, crop_padding=2, crop_reflect=mode == "reflect")
+    out, _ = run(settings, images, labels, indices)
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), mode)
     matches = np.array(
         [
             (out == padded[:, y : y + 5, x : x + 7]).all(axis=(1, 2, 3))
@@ -202,7 +223,7 @@ def test_targets_are_the_shares_of_the_pixels(alphas, probability, shares):
     values = np.arange(1, 7, dtype=np.uint8) * 40
     images = np.broadcast_to(values[:, None, None, None], (6, 16, 20, 1)).copy()
     labels, keys = np.arange(6, dtype=np.int32), jax.random.key(0)
-    step = jax.jit(lambda key: train_batch(settings, keys, key, images, labels, labels))
+    step = jax.jit(lambda key: train_batch(settings, keys, 0, key, images, labels, labels))
     kept = {"mixup": [], "cutmix": [], "none": []}
     own, partner = values.astype(np.float32), np.roll(values, 1).astype(np.float32)
     for seed in range(100):
@@ -266,7 +287,7 @@ def test_settings_are_hashable_and_compile_once():
     }
     step = jax.jit(lambda *args: train_batch(*args), static_argnums=0)  # with a cache of its own
     for seed in range(3):
-        keys = jax.random.key(seed), jax.random.key(seed)
+        keys = jax.random.key(seed), seed, jax.random.key(seed)
         step(Augment(mean=[0.5] * 3, std=[0.2] * 3, num_classes=7), *keys, *batch(4, seed=seed))
     assert step._cache_size() == 1
 
@@ -294,10 +315,10 @@ def test_batches_that_do_not_fit_are_refused():
         (two_channels, (images[..., :2], labels, indices), "1 or 3 channels"),
     ):
         with pytest.raises(ValueError, match=message):
-            train_batch(settings, key, key, *arrays)
+            train_batch(settings, key, 0, key, *arrays)
     with pytest.raises(ValueError, match="8193×8×3"):
         huge = jax.ShapeDtypeStruct((4, 8193, 8, 3), jnp.uint8)
-        jax.eval_shape(lambda x: train_batch(PER_EXAMPLE, key, key, x, labels, indices), huge)
+        jax.eval_shape(lambda x: train_batch(PER_EXAMPLE, key, 0, key, x, labels, indices), huge)
 
 
 AREA = (0.08, 1.0)

@@ -162,8 +162,18 @@ def test_the_fast_recipe_is_muon_with_crop_and_flip_alone():
         assert (c.optim.name, c.train.epochs, c.eval.tta) == ("muon", 12, "flip")
         assert c.model.get("dropout", 0.0) == c.train.ema_decay == 0
         assert set(step.augment_settings(c).active()) == {"crop_padding", "flip"}
+        assert c.augment.crop_padding == 2
     digits = resolved("c2a2:digits,fast")
     assert (digits.train.epochs, digits.eval.tta) == (6, "none")
+
+
+def test_fast_and_strong_alone_show_images_both_ways():
+    for recipe, both in (("fast", 1), ("strong", 1), ("paper", 0), ("small", 0), ("finetune", 0)):
+        augment = resolved(f"c2a2:cifar10,{recipe}").augment
+        assert augment.crop_reflect == augment.flip_alternate == bool(both), recipe
+    assert resolved("c2a2:cifar10,strong").augment.crop_padding == 4
+    assert config_lib.get_config("c2a2:imagenet,fast").augment.crop_padding == 16
+    assert not resolved("c2a2:digits,strong").augment.crop_reflect
 
 
 @pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])
