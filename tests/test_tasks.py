@@ -98,9 +98,9 @@ def test_an_unknown_loss_or_metric_is_refused(changes, message):
 
 
 def test_a_name_of_the_package_is_not_replaced():
-    with pytest.raises(ValueError, match="another name"):
+    with pytest.raises(ValueError, match="register yours by another"):
         tasks.register_loss("huber", lambda o, t, w: o.mean())
-    with pytest.raises(ValueError, match="another name"):
+    with pytest.raises(ValueError, match="register yours by another"):
         tasks.register_metric("r2", lambda o, t, w: 0.0)
 
 

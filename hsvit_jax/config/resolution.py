@@ -353,7 +353,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
 def selection(config: ml_collections.ConfigDict) -> tuple[str, str]:
     """Returns the split evaluated in training, and the selecting figure of `Evaluation` or ''."""
     select_on, metrics = config.train.select_on, config.train.metrics
-    own = metrics[0] if metrics else tasks.TASKS[config.data.task].figure
+    own = metrics[0] if metrics else tasks.TASKS[config.data.task].reported[0]
     figure = {"macro_f1": "macro_f1", "last": ""}.get(select_on, own)
     return "test" if select_on == "test" else "val", figure
 

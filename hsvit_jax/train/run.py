@@ -146,7 +146,7 @@ def train(
         state = loop.take_steps(state)
         last = int(state["step"])
         best_step, state, validation, test = loop.conclude(state)
-        figure = tasks.of(run.config).figure
+        figure = tasks.of(run.config).reported[0]
         curves = metrics.draw_curves(workdir, workdir.name, figure) if lead else None
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     seconds = time.monotonic() - started

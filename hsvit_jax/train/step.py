@@ -134,7 +134,7 @@ def make_train_step(
             new["ema"] = _average(state["ema"], moving, number, config.train.ema_decay)
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-        new |= _count(state, good, loss, {figure: accuracy}, config.train.log_every)
+        new |= _count(state, good, loss, (figure, accuracy), config.train.log_every)
         meter = new["meter"]
         means = {name: meter[name] / meter["steps"] for name in ("loss", figure)}
         return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
@@ -237,11 +237,12 @@ def _make_gradient(
     return gradient
 
 
-def _count(state: dict, good: Array, loss: Array, figure: dict[str, Array], log_every: int) -> dict:
+def _count(
+    state: dict, good: Array, loss: Array, figure: tuple[str, Array], log_every: int
+) -> dict:
     """Advances the counters, and adds a good step to the sums since the last log line."""
     number, one = state["step"], good.astype(jnp.float32)
-    sums = {"loss": jnp.where(good, loss, 0.0), "steps": one}
-    sums |= {name: value * one for name, value in figure.items()}
+    sums = {"loss": jnp.where(good, loss, 0.0), figure[0]: figure[1] * one, "steps": one}
     fresh = number % log_every == 0
     return {
         "step": number + 1,
