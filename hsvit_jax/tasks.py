@@ -82,8 +82,9 @@ class Classify:
 
     def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
         """Formats an answer for a title: the likeliest class, the labels, or the numbers."""
-        row, *_ = self.rows(answer_K, names, 1)
-        return f"predicted as {row['label']} ({row['probability']:.0%})"
+        rows = self.rows(answer_K, names, 1 if self.most else None)
+        form = " ({:.0%})" if self.unit == "probability" else " {:.5g}"
+        return few(row["label"] + form.format(row[self.unit]) for row in rows)
 
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         """Names the classes of a target, with their shares if images are mixed."""
@@ -109,9 +110,6 @@ class Multilabel(Classify):
 
     def over(self, answers: np.ndarray) -> np.ndarray:
         return answers >= np.broadcast_to(self.config.eval.threshold, answers.shape[-1:])
-
-    def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
-        return f"predicted as {few(row['label'] for row in self.rows(answer_K, names))}"
 
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         shares = [(names[k], float(share)) for k, share in enumerate(target_K) if share > 0.05]
@@ -174,11 +172,7 @@ class Regress(Multilabel):
     def ranked(self, answer_K: np.ndarray) -> np.ndarray:
         return np.arange(len(answer_K))
 
-    def over(self, answers: np.ndarray) -> np.ndarray:
-        return np.ones(answers.shape, bool)
-
-    def said(self, answer_K: np.ndarray, names: Sequence[str]) -> str:
-        return self.text(answer_K, names)
+    over = Classify.over
 
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         return printable(", ".join(f"{n} {x:.5g}" for n, x in zip(names, target_K, strict=True)))

@@ -108,9 +108,8 @@ def test_answers_and_texts():
     several = tasks.of(configured("multilabel", (0.6, 0.1, 0.6)))
     names = ("cat", "dog", "owl")
     assert [row["label"] for row in several.rows(P_63[0], names)] == ["cat", "owl", "dog"]
-    assert several.rows(np.zeros(3), names) == [] and several.said(np.zeros(3), names) == (
-        "predicted as none"
-    )
+    assert several.rows(np.zeros(3), names) == [] and several.said(np.zeros(3), names) == "none"
+    assert several.said(P_63[0], names) == "cat (90%), owl (60%), dog (20%)"
     assert several.text(np.array([1.0, 0, 0.4]), names) == "cat + owl 40%"
     np.testing.assert_allclose(several.answer(np.array([-800.0, 0, 800])), [0, 0.5, 1])
     numbers = tasks.of(configured("regress", mean=(30.0,), std=(2.0,)))

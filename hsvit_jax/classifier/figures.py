@@ -32,7 +32,8 @@ def figures(
       title: title of every figure, before the answer.
       task: answers the logits.
     """
-    title = f"{title}: {task.said(task.answer(np.asarray(views.logits_K)), classes)}"
+    answer_K = task.answer(np.asarray(views.logits_K))
+    title = f"{title}: predicted as {task.said(answer_K, classes)}"
     if views.votes_GK is not None:
         votes = _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
         if task.unit == "value":  # columns have no first choice

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-def describe(name: str, data_dir: str | None = None) -> DataInfo:
+def describe(name: str, data_dir: str | None = None, task: str = "classify") -> DataInfo:
     """Describes a data set without loading it; only ``hf=`` needs the network.
 
     An archive is unpacked to ``data_dir`` the first time. Class names of cifar100, tiny_imagenet,
@@ -60,6 +60,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Args:
       name: a name from the head of this module.
       data_dir: the folder of archives and caches.
+      task: as for `load`.
 
     Returns:
       Size, channels, class names and normalisation.
@@ -67,7 +68,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Raises:
       ValueError: an unknown name, or a folder that is not laid out as a data set.
     """
-    return _open(name, *_data_dirs(data_dir))[0]
+    return _open(name, *_data_dirs(data_dir), task=task)[0]
 
 
 def load(
