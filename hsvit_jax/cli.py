@@ -100,6 +100,7 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      single: maps the configuration's overrides to those of one configuration.
       work: does the work of a `Request` and returns the exit code, None for 0.
     """
 
@@ -111,6 +112,7 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    single: Callable[[list[str]], list[str]] = list
     work: Callable[..., int | None] = lambda request: None
 
     def __call__(self, work: Callable[..., int | None]) -> "Command":
@@ -159,12 +161,19 @@ class Request:
         """The whole command line, to paste."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
-    def train_line(self, **changes: str) -> str:
+    def train_line(self, **changes: Any) -> str:
         """Returns the command that trains this configuration with `changes`, by key."""
+        return f"{self.program} {shlex.join(['train', *self._config_with(changes)])}"
+
+    def line_with(self, changes: Mapping[str, Any]) -> str:
+        """Returns the whole command line with other values, by key."""
+        _, _, rest, _ = _split_config(self.argv)
+        return f"{self.program} {shlex.join([self.name, *self._config_with(changes), *rest])}"
+
+    def _config_with(self, changes: Mapping[str, Any]) -> list[str]:
         kept = [s for s in self.settings if s.partition("=")[0] not in changes]
-        words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
-        config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
-        return f"{self.program} {shlex.join(['train', *config])}"
+        words = [*kept, *(f"{k}={config_lib.shown(v)}" for k, v in changes.items())]
+        return [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
 
     @property
     def source(self) -> str:
@@ -213,7 +222,9 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
             every = help_word == "helpfull" or command.config != EVERYTHING
             return _print(_help(start, command, about, request, every), start)
         if spec is not None:
-            request = replace(request, config=config_lib.get_config(spec, *settings))
+            request = replace(
+                request, config=config_lib.get_config(spec, *command.single(settings))
+            )
         request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
     except flags.UnrecognizedFlagError as error:
@@ -225,7 +236,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        with _exit_code(start, coordination.print_once, request.line) as end:
+        with _exit_code(start, coordination.print_once, request) as end:
             end.code = command.work(request) or 0
         return coordination.leave(end.code, end.alone)
 
@@ -389,7 +400,7 @@ def _help(start: str, command: Command, about: str, request: Request, every: boo
         lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
     if command.config:
         whose = "" if request.spec else f" with --config={_EXAMPLE}"
-        keys = config_lib.get_config(request.spec or _EXAMPLE, *request.settings)
+        keys = config_lib.get_config(request.spec or _EXAMPLE, *command.single(request.settings))
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
         shown = command.reads_key if every else config_lib.FIRST.__contains__
         lines += [config_lib.describe(keys, shown)]
@@ -405,12 +416,14 @@ class _End:
 
 
 @contextlib.contextmanager
-def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
+def _exit_code(
+    start: str, print_line: Callable[[str], None], request: Request | None = None
+) -> Iterator[_End]:
     """Maps expected exceptions to one line and an exit code.
 
     Args:
       start: program and command, for hints.
-      line: the whole command line.
+      request: the parsed command line.
     """
     end = _End()
     try:
@@ -418,7 +431,7 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
         sys.stdout.flush()
     except signals.Interrupted as stop:
         kept = "saved" if stop.step else "there was nothing left to save"
-        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
+        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {request.line}")
         end.code, end.alone = stop.exit_code, not stop.step
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
@@ -436,6 +449,9 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
             raise
         if isinstance(error, OSError):
             _drop_output()
+        if isinstance(error, config_lib.Contradiction) and error.settings and request.spec:
+            fits = request.line_with(error.settings)
+            text = f"{error.problems}. This command fits:\n  {fits}"
         print_line(printable(text))
         end.code = _MISTAKE
 

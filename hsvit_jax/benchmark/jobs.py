@@ -14,6 +14,7 @@ from hsvit_jax import augment, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train import batches, evaluate, step
+from hsvit_jax.train.prepare import with_teacher
 from hsvit_jax.weights.stored import averaged
 
 
@@ -73,13 +74,14 @@ def augmentation(run: Any, augmented: bool) -> augment.Augment:
 
 def train_job(run: Any, augmented: bool) -> Job:
     """Builds the training step, with its gathering of a batch on the devices."""
+    run = with_teacher(run)
     state, source = step.first_state(run), batches.resident(run, 0)
     train_step = step.jit_step(run, augmentation(run, augmented))
-    compiled, seconds = compile(train_step, state, next(source))
+    compiled, seconds = compile(train_step, state, next(source), *run.lessons)
 
     def take() -> Any:
         nonlocal state
-        state, values = compiled(state, next(source))
+        state, values = compiled(state, next(source), *run.lessons)
         return state, values
 
     return Job(take, run.config.train.batch, compiled, seconds)

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = {
     "curves": studies.curves,
     "crossval": studies.crossval,
     "lr-find": studies.lr_find,
+    "search": studies.search,
     "power-search": studies.power_search,
     "convert": weights.convert,
     "benchmark": benchmark.benchmark,

@@ -13,7 +13,12 @@ from hsvit_jax.commands.trained import RUN
     "$ runs/c2a2-digits-strong-seed0 --port=8000\n$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
     (
         *RUN,
-        (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback set --token."),
+        (
+            flags.DEFINE_string,
+            "host",
+            "127.0.0.1",
+            "Address; beyond loopback set --token or HSVIT_TOKEN.",
+        ),
         (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
         (flags.DEFINE_string, "token", None, "Token of every request; default: HSVIT_TOKEN."),
         (flags.DEFINE_integer, "batch", 64, "Most images of a batch.", 1, 4096),

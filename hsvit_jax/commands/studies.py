@@ -124,6 +124,44 @@ def crossval(request: Request) -> None:
     print(*crossval.train_folds(request.config, count, out), sep="\n")
 
 
+def _lowest(settings: list[str]) -> list[str]:
+    """Maps a search's settings to those of one configuration: the first values."""
+    from hsvit_jax.studies import space
+
+    fixed, spans = space.split(settings)
+    return [*fixed, *(f"{key}={span.values[0]}" for key, span in spans.items())]
+
+
+@Command(
+    "Searches settings by short trainings, judged on the validation split.",
+    "$ --config=c2a2:folder=my_images --config.optim.learning_rate=1e-4..1e-2:log\n"
+    "$ --config=c2a2:digits --trials=40 --config.model.depth={1,2} --config.seed=1\n"
+    "LOW..HIGH: any number between, with :log evenly in its logarithm. {A,B} or a repeated\n"
+    "key: one of them. The same command resumes, and a larger --trials adds trials.",
+    (
+        (flags.DEFINE_integer, "trials", 20, "Trials, with those of earlier calls.", 1),
+        (define_path, "workdir", None, "Folder of the trials; default: as for train."),
+    ),
+    config=EVERYTHING,
+    needs_config=True,
+    single=_lowest,
+)
+def search(request: Request) -> None:
+    """Runs the trials; prints the table, and the command that evaluates the best one."""
+    from hsvit_jax.studies import search, space
+
+    fixed, spans = space.split(request.settings)
+    with cli.misuse():
+        found = search.Search.of(request.spec, fixed, spans)
+    out = Path(request.workdir)
+    rows = found.run(out, request.flags.trials)
+    print(*found.write(rows, out, request.line), sep="\n")
+    line = request.train_line(**{key: str(rows[0][key]) for key in spans})
+    print(
+        f"best, with its evaluation on the test split:\n  {line} --workdir={out / rows[0]['trial']}"
+    )
+
+
 @Command(
     "Finds a learning rate: draws the loss of a short run whose rate grows.",
     "$ --config=c2a2:folder=my_images",

@@ -14,10 +14,10 @@ from typing import Any
 # Module of this package → the names it exports.
 _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES is_word parse_argument",
-    "layers": "Settings",
+    "layers": "Contradiction Settings",
     "resolution": "Weights base build_model eval_batch per_channel resolve selection title "
     "total_steps validate",
-    "schema": "FIRST all_keys describe leaves refuse_unread",
+    "schema": "FIRST all_keys describe leaves refuse_unread shown",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",

@@ -16,6 +16,20 @@ class Words(NamedTuple):
     switches: tuple[str, ...]
 
 
+class Contradiction(ValueError):
+    """Settings that contradict a network to start from, and those with which the start works.
+
+    Attributes:
+      problems: every contradiction.
+      settings: values by 'section.key' to add; none where no setting helps.
+    """
+
+    def __init__(self, problems: str, settings: Mapping[str, Any]) -> None:
+        self.problems, self.settings = problems, dict(settings)
+        added = " ".join(f"--config.{k}={schema.shown(v)}" for k, v in settings.items())
+        super().__init__(f"{problems}: add {added}" if added else problems)
+
+
 class Settings(ml_collections.ConfigDict):
     """A configuration or one of its sections, which notes the keys that are assigned to it.
 

@@ -316,6 +316,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "eval.tta='none' or init.cache=''",
         ),
         (
+            init.teacher and init.cache,
+            "init.teacher sees images, and init.cache holds features instead: remove one of them",
+        ),
+        (
             data.repeats > 1 and data.balance == "sample",
             f"data.repeats={data.repeats} and data.balance='sample' both choose an epoch's images: "
             "set data.repeats=1 or another data.balance",

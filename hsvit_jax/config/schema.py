@@ -49,11 +49,13 @@ STARTED = "the training started with it and resumes from its checkpoint"
 _MOMENTS = "the optimizer's moments are part of the training state"
 _AVERAGE = "whether there is a moving average is part of the training state"
 _TRAINED = "what is trained is part of the training state"
+_TAUGHT = "a run has one teacher from its start to its end"
 # Conditions of keys, see `Key.when`.
 _MIXES = {"mix_probability": ON}
 _MIXING = {"mixup": ON, "cutmix": ON}
 _RAND_AUGMENT = {"rand_augment_ops": ON}
 _SECOND_MOMENT = ("adamw", "nadamw", "lamb", "lion", "muon")
+_TEACHER = {"init.teacher": ON}
 _SELECTS = {"train.select_on": ("val", "test", "macro_f1")}
 _CLASSES = {"data.task": ("classify",)}
 _LABELS = {"data.task": ("classify", "multilabel")}
@@ -197,6 +199,12 @@ KEYS: Mapping[str, Key] = {
         when=[_SELECTS],
         off=0,
     ),
+    "train.distill_weight": _number(
+        "weight of the teacher's answers in the loss", 0.0, 1.0, default=0.5, when=[_TEACHER]
+    ),
+    "train.distill_temperature": _positive(
+        "temperature of the answers in that part", high=100.0, default=2.0, when=[_TEACHER]
+    ),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch / train.accumulate", 0, 2**20),
     "eval.tta": _choice(
         "test-time augmentation, mean logits; shift: flips and moves by one pixel",
@@ -267,6 +275,12 @@ KEYS: Mapping[str, Key] = {
     ),
     "init.whiten": _flag(
         "random weights whose first convolution whitens image patches (HSViT)", fixed=STARTED
+    ),
+    "init.teacher": _text(
+        "run, file, zoo:NAME or hub:OWNER/NAME that teaches; empty: none",
+        when=[_CLASSES],
+        off="",
+        fixed=_TAUGHT,
     ),
     "init.freeze": _text("frozen parts of the network, separated by commas", fixed=_TRAINED),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),

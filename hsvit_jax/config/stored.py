@@ -54,7 +54,7 @@ def default_workdir(config: Settings, spec: str, settings: Sequence[str] = ()) -
     recipe = [config.recipe] if named else []  # else the number of images decides
     parts = [stem, *variant, data, *recipe, *switches]
     for key, value in sorted(dict(setting.partition("=")[::2] for setting in settings).items()):
-        if key == "init.from":
+        if key in ("init.from", "init.teacher"):
             place, _, stem = value.rstrip("/").rpartition("/")
             value = f"{stem}-{_digest(value)}" if place else stem
         if key not in _SAME_RUN:

@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -30,15 +31,15 @@ class Sizes:
     def __post_init__(self) -> None:
         check(self)
 
-    def check_stages(self, *names: str) -> None:
-        """Raises ValueError unless these settings have as many entries as `depths`, at least 1."""
-        wrong = [name for name in names if len(getattr(self, name)) != len(self.depths)]
-        if wrong or not self.depths:
-            given = few(f"{name}={getattr(self, name)}" for name in wrong)
-            raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
+
+class Difference(NamedTuple):
+    """Why a network cannot continue from another, and the settings with which it could."""
+
+    text: str
+    settings: Settings = MappingProxyType({})
 
 
-def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> list[str]:
+def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> list[Difference]:
     """Lists the settings of these names that differ, but for rates of dropout, also those of a
     mixer's or a backbone's config inside."""
     lines = []
@@ -48,18 +49,19 @@ def differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> li
             inner = [field.name for field in fields(a)]
             lines += differences(a, b, inner, f"{place}{name}.")
         elif a != b and "drop" not in name:
-            lines.append(f"{place}{name}: checkpoint {a}, config {b}")
+            text = f"{place}{name}: checkpoint {a}, config {b}"
+            lines.append(Difference(text, {f"{place}{name}": a}))
     return lines
 
 
-def misfits(old: Any, new: Any) -> list[str]:
+def misfits(old: Any, new: Any) -> list[Difference]:
     """Lists why a network of config `new` cannot continue from one of config `old`.
 
     A config with a method `cannot_grow(old)` says itself what may be larger; of others all settings
     must be the same. Rates of dropout may differ.
     """
     if type(old) is not type(new):
-        return [f"sizes: checkpoint {old}, config {new}"]
+        return [Difference(f"sizes: checkpoint {old}, config {new}")]
     if hasattr(new, "cannot_grow"):
         return new.cannot_grow(old)
     return differences(old, new, [field.name for field in fields(old)])

@@ -13,14 +13,18 @@ import os
 import re
 import signal
 import socket
-import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 
 from hsvit_jax.runtime import coordination, signals, watchdog
+
+_MOST_HELD = 1 << 20  # bytes
+_errors = [2]  # descriptors of standard error: the real one is the last
 
 
 class Job(NamedTuple):
@@ -168,15 +172,16 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
             elif job.address:
                 _check_free(job)
             end.start()
-            jax.distributed.initialize(
-                job.address,
-                job.count,
-                job.index,
-                local_device_ids=job.local_devices,
-                cluster_detection_method=job.scheduler,
-                initialization_timeout=int(timeout) + 60,  # after which jax aborts
-                heartbeat_timeout_seconds=coordination.SILENCE if recoverable else 100,
-            )
+            with _held_errors():
+                jax.distributed.initialize(
+                    job.address,
+                    job.count,
+                    job.index,
+                    local_device_ids=job.local_devices,
+                    cluster_detection_method=job.scheduler,
+                    initialization_timeout=int(timeout) + 60,  # after which jax aborts
+                    heartbeat_timeout_seconds=coordination.SILENCE if recoverable else 100,
+                )
     except Exception as error:  # of a metadata server or the cluster's interface
         if job.address:
             raise
@@ -215,19 +220,42 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
 
 def _say_waiting(job: Job) -> None:
     what = f"process 0 at {job.address}" if job.address and job.index else "the other processes"
-    print(f"{job} waits for {what}", file=sys.stderr, flush=True)
+    _tell(f"{job} waits for {what}")
 
 
 def _end(code: int, text: str) -> None:
     """Ends this process at once, as its main thread may be in a call of jax that would abort."""
-    print(text, file=sys.stderr, flush=True)
+    _tell(text)
     os._exit(code)
+
+
+def _tell(text: str) -> None:
+    os.write(_errors[-1], f"{text}\n".encode())
+
+
+@contextlib.contextmanager
+def _held_errors() -> Iterator[None]:
+    """Holds back what is written to standard error, as jax's trace of an abort, until the end."""
+    with tempfile.TemporaryFile() as held:
+        _errors.append(os.dup(2))
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(_errors[-1], 2)
+            os.close(_errors.pop())
+            os.write(2, os.pread(held.fileno(), _MOST_HELD, 0))
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _on_abort(signum: int) -> None:
     """Ends this process as stalled where jax aborts it, which takes no Python function to call."""
-    os.write(2, b"jax has ended this process, as it says above: start all again\n")
+    held = os.pread(2, _MOST_HELD, 0).decode(errors="replace") if _errors[1:] else ""
+    if "RegisterTask" in held:
+        text = "process 0 refuses this process: start all again, each with a number of its own and "
+        _tell(f"{text}the same n in --distributed=host:port,n,i")
+    else:
+        _tell(f"{held}jax has ended this process, as it says above: start all again")
     os._exit(watchdog.EXIT_CODE)
 
 

@@ -21,6 +21,7 @@ from hsvit_jax.models import costs
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few
 from hsvit_jax.train import batches, init_from, metrics, step
+from hsvit_jax.train.prepare import with_teacher
 
 Row = Mapping[str, Any]
 
@@ -250,9 +251,10 @@ def steps(run: train.Run, start: Any, **changes: Any) -> Iterator[tuple[dict, di
     run = dataclasses.replace(run, **changes)
     shape = jax.eval_shape(lambda: step.init_state(run.model, run.tx, run.config))
     run = dataclasses.replace(run, state_shape=shape)
+    run = with_teacher(run)
     state, train_step = step.first_state(run, start), step.jit_step(run)
     for batch in itertools.islice(batches.source(run, 0), run.total_steps):
-        state, values = train_step(state, batch)
+        state, values = train_step(state, batch, *run.lessons)
         yield state, values
 
 
@@ -261,8 +263,11 @@ def save(
 ) -> list[Path]:
     """Writes a text as NAME.md, columns of the rows as NAME.csv and a figure as NAME.png."""
     paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
-    head = [*columns.split(), "accuracy", "deviation", "accuracies"]
-    cells = [[*(row[key] for key in head[:-1]), " ".join(map(str, row[head[-1]]))] for row in rows]
+    head = columns.split()
+    cells = [
+        [" ".join(map(str, x)) if isinstance(x, list | tuple) else x for x in map(row.get, head)]
+        for row in rows
+    ]
     artifacts.write_file(paths[0], page)
     artifacts.save_csv(paths[1], [head, *cells])
     artifacts.save_figure(figure, paths[2])

@@ -19,8 +19,8 @@ from hsvit_jax.text import printable
 
 #: Columns of the CSV files.
 COMPARISON = "name spec epochs parameters megabytes flops batch forward_bytes training_bytes "
-COMPARISON += "images_per_second examples top5"
-GRID = "x line parameters flops training_images steps batch examples"
+COMPARISON += "images_per_second examples top5 accuracy deviation accuracies"
+GRID = "x line parameters flops training_images steps batch examples accuracy deviation accuracies"
 
 
 def ranked(rows: Sequence[Row], batch: int) -> list[Row]:
@@ -110,6 +110,8 @@ def figure(
     series: Callable[[Row], str],
     title: str = "",
     legend: str = "",
+    *,
+    points: bool = False,
 ) -> Any:
     """Draws accuracies with their intervals.
 
@@ -117,6 +119,7 @@ def figure(
       panels: columns to draw, each with the label of its axis.
       series: returns the name of a row's line.
       legend: title of the legend.
+      points: whether to draw neither lines nor intervals.
     """
     from matplotlib import colormaps
 
@@ -131,7 +134,8 @@ def figure(
             drawn[name] = panel.errorbar(
                 [place[row[column]] for row in own],
                 [100 * row["accuracy"] for row in own],
-                yerr=list(zip(*map(interval, own), strict=True)),
+                yerr=None if points else list(zip(*map(interval, own), strict=True)),
+                linestyle="none" if points else "-",
                 marker="os^Dv"[(i + i // len(colours)) % 5],  # distinct in grey, too
                 color=colours[i % len(colours)],
                 capsize=3,
@@ -163,7 +167,8 @@ def _places(panel: Any, values: list[Any]) -> dict[Any, float]:
         panel.set_xticks([], minor=True)
     else:
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)) if wide else MaxNLocator(4))
-        panel.xaxis.set_major_formatter(EngFormatter())
+        if max(place.values()) >= 1:  # else 5 m would be a learning rate
+            panel.xaxis.set_major_formatter(EngFormatter())
         panel.xaxis.set_minor_formatter(NullFormatter())
     return place
 

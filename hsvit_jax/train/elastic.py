@@ -43,6 +43,10 @@ def check(run: Run) -> None:
             "--recoverable does not go with train.patience, for which all processes must agree: "
             "set train.patience=0"
         )
+    if run.config.init.teacher:
+        raise ValueError(
+            "--recoverable does not go with init.teacher, which lies on all devices: remove one"
+        )
     run.model.without([0])  # says itself what cannot be lost
 
 
@@ -82,12 +86,12 @@ class RecoverableLoop(Loop):
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(self.state, failure.failed_devices)
 
-    def conclude(self, state: dict) -> tuple:
+    def conclude(self, state: dict, evaluate_test: bool = True) -> tuple:
         """Runs `Loop.conclude` with the remaining processes."""
         while True:
             try:
                 with self.agreement():
-                    return super().conclude(state)
+                    return super().conclude(state, evaluate_test)
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(self.state, failure.failed_devices)
 

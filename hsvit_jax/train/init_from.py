@@ -1,6 +1,6 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,14 @@ from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import step
 from hsvit_jax.weights import adapt, files, read, sources
-from hsvit_jax.weights.stored import Stored, digest, for_all, stored_config, stored_network
+from hsvit_jax.weights.stored import (
+    digest,
+    for_all,
+    origin_of,
+    stored_config,
+    stored_network,
+    trained_on,
+)
 
 #: Keys of `init` that fit the weights of `init.from` to other sizes.
 _FITTING = ("classifier", "stem", "positions")
@@ -25,7 +32,7 @@ def frozen_parts(freeze: str) -> frozenset[str]:
 
 def refuse_random(config: config_lib.Settings) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
-    trained, or leave a setting of the start unused."""
+    trained."""
     init = config.init
     fitting = {name: init[name] for name in _FITTING if init[name] not in ("match", "keep")}
     fitting |= {"freeze": init.freeze} if frozen_parts(init.freeze) else {}
@@ -35,11 +42,6 @@ def refuse_random(config: config_lib.Settings) -> None:
         raise ValueError(
             f"{' and '.join(needy)} would need trained weights: name them with "
             "--config.init.from=PATH, or leave that out"
-        )
-    if init["from"] and init.whiten and "init.whiten" in config.user:
-        raise ValueError(
-            "init.whiten is a start from random weights and init.from one from trained ones: leave "
-            "one of them out"
         )
 
 
@@ -85,6 +87,17 @@ def of_weights(
     if stored.data.task == config.data.task and config.init.classifier != "new":
         fills |= {f"data.{key}": stored.data[key] for key in _OF_NUMBERS}
     return config_lib.Weights(settings | pixels, fills, source)
+
+
+def sizes(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the sizes of our network in init.from that differ here, by 'section.key'."""
+    stored = stored_config(config.init["from"])
+    if stored is None or stored.model.family != config.model.family:
+        return {}
+    keys = [f"model.{key}" for key in FAMILIES[config.model.family].keys if "drop" not in key]
+    ours, theirs = (dict(config_lib.leaves(one)) for one in (config, stored))
+    both = [key for key in (*keys, "data.image_size") if key in ours and key in theirs]
+    return {key: theirs[key] for key in both if ours[key] != theirs[key]}
 
 
 def with_weights(config: ml_collections.ConfigDict) -> config_lib.Settings:
@@ -137,13 +150,16 @@ def load(
         the weights, with notes on how they were made to fit; None where `init.from` is empty.
 
     Raises:
-        ValueError: there are no good weights, they are another network's (with the differences), or
-            a frozen part would be fresh.
+        Contradiction: a setting does not fit the weights; holds what does.
+        ValueError: there are no good weights, or they are another architecture's.
     """
     refuse_random(config)
     source = config.init["from"]
     if not source:
         return None
+    if config.init.whiten and "init.whiten" in config.user:
+        text = "init.whiten is a start from random weights, and init.from one from trained ones"
+        raise config_lib.Contradiction(text, {"init.whiten": False})
     key, theirs = step.run_key(config.seed, step.INIT), ()
     how = {name: config.init[name] for name in _FITTING}
     try:
@@ -156,18 +172,18 @@ def load(
             )
             params, stats, old, family, origin, was, theirs = found
             if was is not None and "config" in description:
-                origin += _trained_on(config, was.data)
+                origin += trained_on(config, was.data)
         else:
             stored = stored_network(path)
             params, stats, old = stored.params, stored.stats, stored.model
             family, theirs = stored.config.model.family, stored.class_names
-            origin = _origin(stored, config, fingerprint)
+            origin = origin_of(stored, config, source, fingerprint)
         base = model.feature_network()
         same_family = family == config.model.family
         if not same_family and (base is None or base[0] != family):
             raise ValueError(
                 f"it holds a network of the family {family!r}; this configuration's is "
-                f"{config.model.family!r}"
+                f"{config.model.family!r}: name that network by --config"
             )
         origin_digest = digest(params, stats)
         if same_family:
@@ -179,6 +195,8 @@ def load(
         if theirs and how["classifier"] == "new":
             origin += f", whose classes are {few(theirs)}"
         _check_frozen((*refitted.fresh, *refitted.grown), model)
+    except config_lib.Contradiction:
+        raise
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
         hint = "; weights are read from .npz, .safetensors, .ckpt, .pt, .pth and .bin" * unread
@@ -206,48 +224,22 @@ def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str
     if row_of.keys() >= {*ours} and (mode == "match" or len(theirs) == len(ours)):
         return mode, tuple(row_of[name] for name in ours)
     if mode == "match" and len(theirs) == len(ours):
-        raise ValueError(
+        raise config_lib.Contradiction(
             f"its classifier is for {few(theirs)}, and the images are of as many other "
-            f"classes, {few(ours)}: add --config.init.classifier=new to train a new "
-            "one, or --config.init.classifier=keep where they are the same classes in this order"
+            f"classes, {few(ours)}; init.classifier=keep fits the same classes in this order, new "
+            "trains a new classifier",
+            {"init.classifier": "new"},
         )
     return ("new" if mode == "match" else mode), ()
-
-
-def _origin(stored: Stored, config: ml_collections.ConfigDict, fingerprint: str | None) -> str:
-    """Says which network was stored, and how its images were others or seen otherwise."""
-    data = stored.config.data
-    side = "×".join(map(str, (*data.image_size, data.channels)))
-    origin = f"step {stored.step} of {config.init['from']} (images of {side})"
-    if lost := stored.meta.get("lost_groups"):
-        names = few(lost)
-        origin += f", whose groups or towers {names} were lost in training and start afresh"
-    origin += _trained_on(config, data)
-    # Read otherwise, the same images have another fingerprint anyway.
-    read_alike = ("name", "image_size", "channels", "fit", "fraction")
-    alike = all(data[key] == config.data[key] for key in read_alike)
-    known = None not in (fingerprint, stored.fingerprint)
-    if alike and known and fingerprint != stored.fingerprint:
-        origin += (
-            f", when {config.data.name} was another or split otherwise: it may have been trained "
-            "on images that are held out now"
-        )
-    return origin
-
-
-def _trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> str:
-    """Says how the pixels that the weights were trained on were normalised otherwise."""
-    before = [tuple(was[key]) for key in ("mean", "std")]
-    if before == [tuple(config.data[key]) for key in ("mean", "std")]:
-        return ""
-    return f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:
     """Refuses fresh tensors, such as params.head.linear.bias, in the network's frozen parts."""
     lost = [name for name in fresh if name.split(".")[1] in model.frozen]
     if lost:
-        raise ValueError(
+        parts = model.frozen - {name.split(".")[1] for name in lost}
+        raise config_lib.Contradiction(
             f"init.freeze={','.join(sorted(model.frozen))} would keep fresh random weights as they "
-            f"are: {', '.join(lost)}; freeze other parts"
+            f"are: {', '.join(lost)}",
+            {"init.freeze": ",".join(sorted(parts))},
         )

@@ -119,7 +119,7 @@ class Loop:
                 if train_step is None:
                     train_step = self.compile(batch)
                     self.mark(number)
-                state, values = train_step(self.state, batch)
+                state, values = train_step(self.state, batch, *self.run.lessons)
             self.state, number = state, number + 1
             self.pending.append([number, values, None])
             for step in self.pending:
@@ -139,7 +139,7 @@ class Loop:
         self.watchdog.heartbeat("the start of compiling the training step", slow=True)
         begun, jitted = time.monotonic(), step_lib.jit_step(self.run, donate=self.donate)
         with compile_cache.quiet():
-            compiled = jitted.lower(self.state, batch).compile()
+            compiled = jitted.lower(self.state, batch, *self.run.lessons).compile()
         seconds = time.monotonic() - begun
         self.bar.say(f"compiled in {seconds:.0f} s" if seconds >= 1 else "compiled in under 1 s")
         memory.check_step(compiled, self.run.config, len(self.run.mesh.local_devices))
@@ -271,8 +271,8 @@ class Loop:
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def conclude(
-        self, state: dict
-    ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
+        self, state: dict, evaluate_test: bool = True
+    ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation | None]:
         """Returns the best step, its state, and its evaluations on the validation and test splits.
 
         A request to stop ends this at once, as everything is saved.
@@ -287,8 +287,9 @@ class Loop:
         give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None
-        test = self.evaluate(state, "test", give_up)
-        self.log_eval(best_step, "test", test)
+        test = self.evaluate(state, "test", give_up) if evaluate_test else None
+        if test:
+            self.log_eval(best_step, "test", test)
         return best_step, state, validation, test
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:

@@ -1,5 +1,6 @@
 """Prepares a run: the data, the resolved configuration, network, mesh and optimizer."""
 
+import dataclasses
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ from hsvit_jax.runtime import coordination, memory
 from hsvit_jax.text import printable
 from hsvit_jax.train import feature_cache, init_from, optim, step
 from hsvit_jax.train.run_spec import Run
+from hsvit_jax.weights import teacher
 
 
 def load_data(
@@ -102,7 +104,7 @@ def prepare(
         early = config_lib.resolve(config, weights=weights)
         tasks.check(early)
         step.augment_settings(early)  # refuses what no images can change, before they are read
-        if early.data.name in config_lib.DATA_SETS:
+        if early.data.name in config_lib.DATA_SETS and not weights.settings:
             _network(config_lib.resolve(early, data.describe(early.data.name)))
         dataset = load_data(early, verbose=verbose)
     else:
@@ -114,7 +116,12 @@ def prepare(
     config_lib.refuse_unread(config)
     tasks.check(config)
     _check_held_out(config, dataset)
-    model = _network(config)
+    try:
+        model = _network(config)
+    except ValueError:
+        if weights.settings:
+            refuse_contradictions(config, dataset)
+        raise
     mesh = _mesh(config, model, devices)
     if config.init.cache:
         feature_cache.check(config, model, mesh)
@@ -129,6 +136,32 @@ def prepare(
     return Run(config, dataset, model, mesh, *length, schedule, tx, state_shape)
 
 
+def with_teacher(run: Run, verbose: bool = False) -> Run:
+    """Returns the run with the network of `init.teacher`, if any, on its mesh.
+
+    Args:
+        verbose: print where it is from.
+
+    Raises:
+        ValueError: it cannot teach this run, or another one taught it before.
+    """
+    config, info = run.config, run.dataset.info
+    if not config.init.teacher:
+        return run
+    devices = run.mesh.shape[mesh_lib.GROUP]
+    found = teacher.load(config, info.class_names, devices, run.dataset.fingerprint)
+    if run.taught_by not in ("", found.digest):
+        raise ValueError(
+            f"init.teacher={config.init.teacher} holds another network than when the run began: "
+            "restore it, or train in another --workdir"
+        )
+    if verbose:
+        print(printable(f"the teacher is {found.about}"), flush=True)
+    trees = {"params": found.params, "stats": found.stats}
+    found = found._replace(**mesh_lib.place(run.mesh, trees, found.network))
+    return dataclasses.replace(run, teacher=found, taught_by=found.digest)
+
+
 def _network(config: ml_collections.ConfigDict) -> Any:
     """Builds the network of a resolved configuration, with its frozen parts, if it fits memory."""
     size = config.data.image_size
@@ -138,6 +171,44 @@ def _network(config: ml_collections.ConfigDict) -> Any:
         model = model.with_frozen(frozen)
     memory.check_network(config, model)
     return model
+
+
+def refuse_contradictions(config: config_lib.Settings, dataset: data.Dataset) -> None:
+    """Raises Contradiction with all that keeps a run from starting at init.from.
+
+    Its settings are complete: a start with them was tried.
+    """
+    problems, changes, keys = [], dict[str, Any](), dict(config_lib.leaves(config))
+    while True:
+        try:
+            _try_start(config.filled(changes), dataset)
+            break
+        except config_lib.Contradiction as error:
+            problems.append(error.problems)
+            fits = error.settings.items()
+            new = {k: v for k, v in fits if keys.get(k, v) != v and k not in changes}
+        except ValueError as error:
+            problems.append(str(error))
+            new = {}
+        if not new:
+            changes = {}
+            break
+        changes |= new
+    if "data.image_size" in changes:  # nothing is left to resize
+        changes.pop("init.positions", None)
+    text = f"init.from={config.init['from']}: {'; '.join(problems)}"
+    raise config_lib.Contradiction(text, changes) from None
+
+
+def _try_start(config: config_lib.Settings, dataset: data.Dataset) -> None:
+    try:
+        model = _network(config)
+    except ValueError as error:
+        fits = init_from.sizes(config)
+        others = ", ".join(fits)
+        text = f"{error}; the network has other {others}" if fits else str(error)
+        raise config_lib.Contradiction(text, fits) from error
+    init_from.load(config, model, dataset.fingerprint, dataset.info.class_names)
 
 
 def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -> jax.sharding.Mesh:

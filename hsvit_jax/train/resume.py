@@ -16,6 +16,7 @@ from hsvit_jax.models.family import misfits
 from hsvit_jax.text import few, printable
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
+from hsvit_jax.train.prepare import refuse_contradictions
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.weights import whiten
 
@@ -58,7 +59,8 @@ def latest(
         return run, None
     number, plain, meta = restored
     was, run = _as_saved(run, meta), _moved(run, meta, number)
-    run = dataclasses.replace(run, origin=meta.get("origin", ""))
+    origins = {"origin": meta.get("origin", ""), "taught_by": meta.get("teacher", "")}
+    run = dataclasses.replace(run, **origins)
     if verbose:
         for line in _moves(was, run, number, int(plain["skipped"])):
             print(line, flush=True)
@@ -165,7 +167,10 @@ def start(run: Run, verbose: bool) -> tuple[tuple[dict, dict] | None, str]:
         them, and the digest of the network in init.from.
     """
     of_data = run.dataset.fingerprint, run.dataset.info.class_names
-    weights = init_from.load(run.config, run.model, *of_data)
+    try:
+        weights = init_from.load(run.config, run.model, *of_data)
+    except config_lib.Contradiction:
+        refuse_contradictions(run.config, run.dataset)
     if weights is None:
         return (whitened(run) if run.config.init.whiten else None), ""
     if verbose:
@@ -230,6 +235,8 @@ def _meaning(key: str, value: Any) -> Any:
     """Reduces a setting to what makes a difference to the state."""
     if key == "train.ema_decay":
         return value > 0
+    if key == "init.teacher":  # its weights are compared when it is loaded
+        return bool(value)
     if key == "init.freeze":
         return init_from.frozen_parts(value)
     return init_from.without_commit(value) if key == "init.from" else value
@@ -240,7 +247,8 @@ def _other_network_or_data(meta: dict, now: dict, saved: config_lib.Settings) ->
     shapes = ({name: "×".join(map(str, s)) for name, s in m["shapes"].items()} for m in (meta, now))
     lines = list(_differences(*shapes).values())
     if not lines:  # equal shapes may hide another number of heads
-        lines = misfits(_sizes(saved), _sizes(config_lib.completed(now["config"])))
+        theirs, ours = _sizes(saved), _sizes(config_lib.completed(now["config"]))
+        lines = [difference.text for difference in misfits(theirs, ours)]
     old, new = meta["class_names"], now["class_names"]
     gone, added = ([x for x in a if x not in {*b}] for a, b in ((old, new), (new, old)))
     if gone or added:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shlex
 import time
@@ -21,7 +22,7 @@ from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 from hsvit_jax.train.loop import Callback, Loop
-from hsvit_jax.train.prepare import prepare
+from hsvit_jax.train.prepare import prepare, with_teacher
 from hsvit_jax.train.run_spec import Run
 
 
@@ -30,13 +31,14 @@ class Result:
     """A finished run: its folder, its last step, and evaluations of its best checkpoint.
 
     workdir: of a URL its copy on this machine, which is removed when the process ends.
+    test: None if the run was to leave the test split unread.
     """
 
     workdir: Path
     step: int
     best_step: int
     parameters: int
-    test: evaluate_lib.Evaluation
+    test: evaluate_lib.Evaluation | None
     validation: evaluate_lib.Evaluation | None
     seconds: float = 0.0
     curves: Path | None = None
@@ -54,6 +56,7 @@ def train(
     recoverable: bool = False,
     callbacks: Sequence[Callback] = (),
     as_begun: bool = False,
+    evaluate_test: bool = True,
 ) -> Result:
     """Trains to the end, resuming what `workdir` holds, and evaluates the best checkpoint.
 
@@ -73,6 +76,7 @@ def train(
         recoverable: continue with fewer groups after the loss of a process; see `elastic`.
         callbacks: called by process 0; their exceptions end the run.
         as_begun: refuse to resume with settings that change results, rather than adopt them.
+        evaluate_test: False does not read the test split; the same call with True only does that.
 
     Returns:
         the finished run.
@@ -128,6 +132,9 @@ def train(
             run = dataclasses.replace(run, origin=origin)
             state = step_lib.first_state(run, mesh_lib.from_lead(start))
         first = int(state["step"])
+        if first < run.total_steps:
+            run = coordination.agree(functools.partial(with_teacher, run, verbose))
+            coordination.check_same("teacher", run.taught_by)
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:
 
@@ -145,7 +152,7 @@ def train(
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
         state = loop.take_steps(state)
         last = int(state["step"])
-        best_step, state, validation, test = loop.conclude(state)
+        best_step, state, validation, test = loop.conclude(state, evaluate_test)
         figure = tasks.of(run.config).reported[0]
         curves = metrics.draw_curves(workdir, workdir.name, figure) if lead else None
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))

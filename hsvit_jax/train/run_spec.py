@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
 from hsvit_jax.train import optim
+from hsvit_jax.weights.teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Run:
     schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
     dtypes of the training state. origin: a digest of the weights of init.from. offset: added to a
     step, it counts the images so far in steps of this batch; not 0 after a change of the batch.
+    teacher: of init.teacher, its arrays on the mesh, once steps are to be taken; taught_by: the
+    digest of its weights.
     """
 
     config: ml_collections.ConfigDict
@@ -33,6 +36,13 @@ class Run:
     state_shape: dict
     origin: str = ""
     offset: int = 0
+    teacher: Teacher | None = None
+    taught_by: str = ""
+
+    @property
+    def lessons(self) -> tuple:
+        """What a step takes beside state and batch: the params and stats of a teacher, if any."""
+        return (self.teacher.params, self.teacher.stats) if self.teacher else ()
 
     def position(self, step: int) -> int:
         """Returns how many steps of this batch hold the images up to a step."""
@@ -64,4 +74,5 @@ class Run:
             "shapes": {".".join(str(k.key) for k in path): list(x.shape) for path, x in leaves},
             "origin": self.origin,
             "offset": self.offset,
+            "teacher": self.taught_by,
         }

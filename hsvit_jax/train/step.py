@@ -97,7 +97,8 @@ def make_train_step(
 
     Returns:
         `train_step(state, batch)` → the next state and scalar metrics: loss and accuracy (or the
-        task's figure) as means since the last log line, grad_norm, bad, skipped.
+        task's figure) as means since the last log line, grad_norm, bad, skipped. `Run.lessons`
+        follow the batch.
     """
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
@@ -108,13 +109,13 @@ def make_train_step(
     gradient = _make_gradient(run, criterion)
     tx, figure = optax.with_extra_args_support(run.tx), tasks.of(config).step_figure
 
-    def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
+    def train_step(state: dict, batch: Batch, *teacher: dict) -> tuple[dict, dict]:
         number = state["step"]
         examples = *inputs_of(number, batch), batch[2]
         params = trainable(state["params"], model.frozen)
         frozen = {name: part for name, part in state["params"].items() if name not in params}
         loss, accuracy, stats, grads = gradient(
-            number, params, frozen, state["stats"], examples, config.train.accumulate
+            number, params, frozen, state["stats"], examples, *teacher
         )
         # Without the barrier, fusion with the update makes the sums' rounding depend on the mesh.
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
@@ -191,16 +192,19 @@ def make_criterion(
 def _make_gradient(
     run: Run, criterion: Callable[[Array, Array], tuple[Array, Array]]
 ) -> Callable[..., tuple[Array, Array, dict, dict]]:
-    """Builds `gradient(step number, params, frozen params, stats, examples, parts)`.
+    """Builds `gradient(step number, params, frozen params, stats, examples, *teacher)`.
 
-    It returns loss, accuracy, stats and gradients of a batch, computed in so many parts.
+    It returns loss, accuracy, stats and gradients of a batch, computed in train.accumulate parts.
     """
     config = run.config
     apply = mesh_lib.spread(run.model, run.mesh, config.mesh.aggregate, config.mesh.gradients)
     dropout_key = run_key(config.seed, DROPOUT)
+    if run.teacher:
+        ask = mesh_lib.spread(run.teacher.network, run.mesh, config.mesh.aggregate)
+    count, weight = config.train.accumulate, config.train.distill_weight
 
     def gradient(
-        number: Array, params: dict, frozen: dict, stats: dict, examples: tuple, count: int
+        number: Array, params: dict, frozen: dict, stats: dict, examples: tuple, *teacher: dict
     ) -> tuple[Array, Array, dict, dict]:
         @functools.partial(jax.value_and_grad, has_aux=True)
         def of_part(
@@ -215,6 +219,10 @@ def _make_gradient(
                 example_ids_B=ids_B,
             )
             loss, accuracy = criterion(logits_BK, targets_BK)
+            if teacher:
+                temperature, taught_BK = config.train.distill_temperature, ask(*teacher, inputs)[0]
+                soft = distillation(logits_BK, taught_BK, temperature)
+                loss = (1.0 - weight) * loss + weight * soft
             return loss, (accuracy, stats)
 
         if count == 1:
@@ -235,6 +243,16 @@ def _make_gradient(
         return loss, accuracy, stats, grads
 
     return gradient
+
+
+def distillation(logits_BK: Array, teacher_BK: Array, temperature: float) -> Array:
+    """Returns T² · KL(softmax(teacher / T) ‖ softmax(logits / T)) in nats, the batch's mean.
+
+    The factor keeps the size of its gradient at any T. Source: Hinton et al. 2015, section 2.
+    """
+    log_p_BK, log_q_BK = (jax.nn.log_softmax(x / temperature) for x in (teacher_BK, logits_BK))
+    divergence_B = optax.losses.kl_divergence_with_log_targets(log_q_BK, log_p_BK)
+    return temperature**2 * divergence_B.mean()
 
 
 def _count(

@@ -95,7 +95,7 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
         artifacts.refuse_special(workdir / name)
     checkpoint.probe(workdir)
     with (
-        _only_run_in(workdir, coordination.is_lead()),
+        only_run_in(workdir, coordination.is_lead()),
         checkpoint.Checkpoints(
             workdir / "checkpoints",
             keep_latest=config.checkpoint.keep_latest,
@@ -156,7 +156,7 @@ def _holds(mark: Path, token: str) -> bool:
 
 
 @contextlib.contextmanager
-def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
+def only_run_in(workdir: Path, lead: bool = True) -> Iterator[None]:
     """Locks the folder while this process lives: two runs would overwrite each other."""
     if not lead:
         yield

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from hsvit_jax.config import Contradiction
 from hsvit_jax.models.family import misfits
 from hsvit_jax.models.network import Network
 
@@ -71,12 +72,12 @@ def refit(
       rows: for each new class its row in the old classifier, if the names are known.
 
     Raises:
-      ValueError: no setting allows a difference, or it cannot be adapted; names all the settings
-          that would allow them.
+      Contradiction: no setting allows a difference; holds the settings that would.
+      ValueError: a difference cannot be adapted.
     """
     leaves = traverse_util.flatten_dict({"params": params, "stats": stats})
     fresh: Leaves = {}
-    notes, problems, fixes = [], [], []
+    notes, problems, changes = [], [], {}
     network = old
     for name, (setting, label, request, effect) in _SIZES.items():
         mode = how[setting]
@@ -96,9 +97,10 @@ def refit(
             leaves |= fresh
             notes.append(f"fresh for {after} classes: {_names(fresh)}")
         elif mode == "drop_first" and before != after + 1:
-            raise ValueError(
+            raise Contradiction(
                 f"init.classifier=drop_first removes one class of {before}, and this configuration "
-                f"has {after}; set init.classifier=keep, or new for other classes"
+                f"has {after}",
+                {"init.classifier": "keep" if before == after else "new"},
             )
         elif before != after and (shapes := _changed(network, resized)):
             sizes = f"it has {_figures(before)}, this configuration {_figures(after)}"
@@ -107,20 +109,21 @@ def refit(
                 extra = ", and init.classifier=drop_first removes the first class (the background)"
                 extra = extra if background else ""
                 problems.append(f"{label} {sizes}; init.{setting}={request} {effect}{extra}")
-                fixes.append(f"--config.init.{setting}={request}")
+                changes[f"init.{setting}"] = request
                 continue
             change, words = _CHANGES[mode]
             for path, shape in shapes.items():
                 leaves[path] = change(path, np.asarray(leaves[path]), shape, network, resized)
             notes.append(f"{words} {_figures(after)}: {_names(shapes)}")
         elif name == "image_size" and before != after and (turned := _turned(network, resized)):
-            raise ValueError(
+            raise Contradiction(
                 f"image size: it has {_figures(before)}, this configuration {_figures(after)}: "
-                f"{_names(turned)} would mean other places; train with the old size"
+                f"{_names(turned)} would mean other places",
+                {"data.image_size": before},
             )
         network = resized
     if problems:
-        raise ValueError(f"{'; '.join(problems)}: add {' '.join(fixes)}")
+        raise Contradiction("; ".join(problems), changes)
     tree = nested(leaves)
     names = tuple(map(".".join, fresh))
     return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(notes))
@@ -165,18 +168,12 @@ def fit(
 
 
 def check(old: Any, new: Any) -> None:
-    """Raises ValueError with every difference if a network of config `new` cannot continue from
+    """Raises Contradiction with every difference if a network of config `new` cannot continue from
     one of config `old`; see `family.misfits`."""
-    lines = misfits(old, new)
-    strided = any(line.startswith("pool_strides") for line in lines)
-    if strided and len(old.pool_strides) == len(new.pool_strides):
-        strides = ",".join(map(str, old.pool_strides))  # the default follows the image's size
-        lines.append(f"set --config.model.pool_strides={strides} to keep the checkpoint's")
-    if lines:
-        text = "\n  ".join(lines)
-        raise ValueError(
-            f"the network to start from has neither the same sizes nor smaller ones:\n  {text}"
-        )
+    if found := misfits(old, new):
+        settings = {f"model.{k}": v for one in found for k, v in one.settings.items()}
+        text = "; ".join(dict.fromkeys(one.text for one in found))
+        raise Contradiction(f"the sizes are neither the network's own nor larger: {text}", settings)
 
 
 def at_sizes_of(old: Network, new: Network) -> Network:
@@ -238,9 +235,10 @@ def _resized(path: Path, x: np.ndarray, shape: Shape, old: Network, new: Network
     axis = _one_axis(path, x, shape)
     grids = old.grid(x.shape[axis]), new.grid(shape[axis])
     if None in grids or grids[0][0] != grids[1][0]:
-        raise ValueError(
+        raise Contradiction(
             f"{'.'.join(path[1:])} of {x.shape[axis]} places cannot be resized to {shape[axis]}: "
-            "they form no grid of the image's proportions; train at the old image size"
+            "they form no grid of the image's proportions",
+            {"data.image_size": old.config.image_size},
         )
     (before, *from_grid), (_, *to_grid) = grids
     flat = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)

@@ -3,7 +3,7 @@
 import hashlib
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +141,37 @@ def stored_config(source: str) -> ml_collections.ConfigDict | None:
         return _config(described)
     except files.FOREIGN:
         return None
+
+
+def origin_of(
+    stored: Stored, config: ml_collections.ConfigDict, source: str, fingerprint: str | None
+) -> str:
+    """Says which network was stored, and how its images were others or seen otherwise."""
+    data = stored.config.data
+    side = "×".join(map(str, (*data.image_size, data.channels)))
+    origin = f"step {stored.step} of {source} (images of {side})"
+    if lost := stored.meta.get("lost_groups"):
+        names = few(lost)
+        origin += f", whose groups or towers {names} were lost in training and start afresh"
+    origin += trained_on(config, data)
+    # Read otherwise, the same images have another fingerprint anyway.
+    read_alike = ("name", "image_size", "channels", "fit", "fraction")
+    alike = all(data[key] == config.data[key] for key in read_alike)
+    known = None not in (fingerprint, stored.fingerprint)
+    if alike and known and fingerprint != stored.fingerprint:
+        origin += (
+            f", when {config.data.name} was another or split otherwise: it may have been trained "
+            "on images that are held out now"
+        )
+    return origin
+
+
+def trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> str:
+    """Says how the pixels that the weights were trained on were normalised otherwise."""
+    before = [tuple(was[key]) for key in ("mean", "std")]
+    if before == [tuple(config.data[key]) for key in ("mean", "std")]:
+        return ""
+    return f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
 
 
 def digest(*trees: dict) -> str:

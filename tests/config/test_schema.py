@@ -107,7 +107,7 @@ def test_a_config_of_python_refuses_it_too(family):
 
 def outside(wanted, key):
     """A value of a key that is not among the wanted ones."""
-    values = [*key.choices, *([0, False, 0.0] if not key.choices else [])]
+    values = [*key.choices, *([0, False, 0.0, ""] if not key.choices else [])]
     return next(value for value in values if value not in wanted and key.fits(value))
 
 
@@ -138,6 +138,7 @@ def test_what_a_default_network_reads_is_not_refused():
     """All keys of a configuration that trains MixUp, decays and selects may be set by hand."""
     config = configuration("hsvit")
     ignored = {"augment.erasing_noise", "augment.rand_augment_kind"}
+    ignored |= {"train.distill_weight", "train.distill_temperature"}
     config_lib.refuse_unread(config, {path for _, path in SWEPT} - ignored)
 
 

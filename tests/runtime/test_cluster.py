@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from support.processes import environment, free_port, script
@@ -224,6 +225,25 @@ def test_an_abort_by_jax_ends_as_a_stall_does():
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 75
     assert errors == "jax has ended this process, as it says above: start all again\n"
+
+
+def test_two_processes_of_one_number():
+    """jax ends the first of them with a trace, in whose place one line says what to change."""
+    port = free_port()
+    code = f"""
+        from hsvit_jax.runtime import cluster
+        cluster.start(cluster.Job("127.0.0.1:{port}", 3, {{}}), timeout=60)
+    """
+    with script(code.format(0)), script(code.format(1)) as one, script(code.format(1)) as other:
+        while one.poll() is None and other.poll() is None:
+            time.sleep(0.1)
+        ended = one if one.poll() is not None else other
+        errors = ended.communicate()[1]
+        assert ended.returncode == 75
+        for process in (one, other):
+            process.kill()
+    lines = [line for line in errors.splitlines() if "waits for" not in line]
+    assert len(lines) == 1 and "each with a number of its own and the same n" in lines[0]
 
 
 def test_a_port_that_is_taken(untouched, monkeypatch, capfd):

@@ -1,11 +1,13 @@
 """What a run starts from: a trained network as it is or grown, and never instead of its own."""
 
 import dataclasses
+import shlex
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from support import small_runs
 
 from hsvit_jax import checkpoint, main, train
@@ -173,7 +175,7 @@ def test_other_classes_have_a_new_classifier(source, capsys):
     assert "whose classes are row 0, row 1, row 2, row 3, row 4 and 2 more" in said
     assert "fresh for 3 classes: head.linear" in said
     run = with_classes(run, [*names[:-1], "ant"])
-    message = r"is for row 0, .* as many other .*: add --config\.init\.classifier=new .*=keep where"
+    message = r"is for row 0, .* as many other .*=keep fits .*: add --config\.init\.classifier=new$"
     with pytest.raises(ValueError, match=message):
         resume.start(run, verbose=False)
     with run.config.unlocked():
@@ -204,15 +206,9 @@ def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
 
 def test_settings_of_another_start_are_refused():
     trained = "init.from=zoo:c2a2-digits"
-    for settings, message in (
-        (
-            ["init.classifier=new"],
-            r"init\.classifier=new would need trained weights: name them with",
-        ),
-        (["init.whiten=true", trained], r"init\.whiten is a start from random weights and init\."),
-    ):
-        with pytest.raises(ValueError, match=message):
-            init_from.refuse_random(config_lib.get_config("c2a2:digits", *settings))
+    message = r"init\.classifier=new would need trained weights: name them with"
+    with pytest.raises(ValueError, match=message):
+        init_from.refuse_random(config_lib.get_config("c2a2:digits", "init.classifier=new"))
     init_from.refuse_random(config_lib.get_config("c2a2:digits,fast", trained))  # whitens else
 
 
@@ -299,6 +295,40 @@ def test_other_classes_and_another_image_size(source):
     jax.tree.map(np.testing.assert_array_equal, start.stats, stats)
     jax.tree.map(np.testing.assert_array_equal, start.params["groups"], params["groups"])
     assert "resized for images of 16×16: trunk.embed.kernel" in start.notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "named", "added"),
+    [
+        (
+            ["data.channels=3", "init.freeze=trunk,head", "init.whiten=true"],
+            "init.whiten embed_dim conv_channels channels: init.freeze",
+            "model.depth=1 init.stem=refit init.freeze=trunk init.whiten=false",
+        ),
+        # No such network can be built: the file's strides are for other blocks.
+        (["model.conv_kernels=3"], "conv_kernels depth", "model.conv_kernels=3,3"),
+    ],
+)
+def test_all_contradictions_come_with_a_command_that_works(
+    source, tmp_path, capsys, settings, named, added
+):
+    """The switch tiny and the user's settings do not fit the network, nor its image size."""
+    rng = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "my photos" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = rng.integers(0, 255, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "my photos" / name / f"{i}.png")
+    words = [f"--config=c2a2:folder={tmp_path}/my photos,tiny", "--config.model.depth=2"]
+    words += [f"--config.init.from={source[0]}", f"--workdir={tmp_path}/a run"]
+    words += ["--config.train.steps=1", *(f"--config.{setting}" for setting in settings)]
+    assert main.main(["hsvit", "train", *words]) == 1
+    problems, command = capsys.readouterr().err.strip().split("\n")[-2:]
+    assert all(name in problems for name in named.split()), problems
+    assert all(f"--config.{setting} " in command for setting in added.split()), command
+    assert main.main(shlex.split(command)) == 0
+    assert (tmp_path / "a run" / "report.html").is_file()
 
 
 def test_mistakes_are_told(source, tmp_path):

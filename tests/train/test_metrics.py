@@ -245,9 +245,13 @@ def test_mlflow_has_one_run_of_a_training(tmp_path, monkeypatch, store):
     config = {"seed": 7, "train": {"epochs": 2, **{f"key{i}": "" for i in range(120)}}}
     killed = metrics.MetricLog(folder, names=("mlflow",), config=config)
     killed.write(1, TRAIN)
+    killed.write(1, TEST)
+    killed.write(2, TRAIN)
     killed._each_logger(lambda logger: logger.close())
     changed = {**config, "train": {**config["train"], "epochs": 4}}
     with metrics.MetricLog(folder, start_step=1, names=("mlflow",), config=changed) as log:
+        log.write(1, {**TEST, "loss": 9.5})  # lost groups may give an evaluation other figures
+        log.write(2, {**TRAIN, "images_per_second": 7.0})  # again, at another pace
         log.write(2, TEST)
     client = mlflow.MlflowClient(None if store == "database" else str(tmp_path / "mlruns"))
     (run,) = client.search_runs([client.get_experiment_by_name("hsvit_jax").experiment_id])
@@ -255,6 +259,9 @@ def test_mlflow_has_one_run_of_a_training(tmp_path, monkeypatch, store):
     assert run.data.params["seed"] == "7" and len(run.data.params) == 122
     assert (run.data.params["train.epochs"], run.data.tags["train.epochs"]) == ("2", "4")
     assert (run.data.metrics["train/loss"], run.data.metrics["test/top5"]) == (1.5, 1.0)
+    for key, steps in (("train/loss", [1, 2]), ("test/loss", [1, 1, 2]), ("test/top5", [1, 2])):
+        history = client.get_metric_history(run.info.run_id, key)
+        assert sorted(figure.step for figure in history) == steps, key
     (kept,) = client.list_artifacts(run.info.run_id)
     assert kept.path == "config.json"
     client.delete_run(run.info.run_id)  # and so not to be gone on with

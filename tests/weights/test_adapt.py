@@ -72,7 +72,9 @@ def test_the_background_class_is_left_out():
     np.testing.assert_allclose(jax.jit(new.apply)(made.params, {}, x)[0], old[:, 1:], atol=1e-6)
     for classes in (3, 5):
         other = changed(num_classes=classes)
-        with pytest.raises(ValueError, match=f"one class of 5, .* has {classes}; set init"):
+        with pytest.raises(
+            ValueError, match=f"one class of 5, .* has {classes}: add --config.init.classifier="
+        ):
             adapt.refit(*VALUES, OLD, other, {**KEEP, "classifier": "drop_first"}, KEY)
 
 

@@ -251,7 +251,7 @@ REFUSED = {
         ({"depth": [1]}, r"needs one entry for each of depths=\(1,\)"),
     ],
     "timm-fastvit": [
-        ({"token_mixers": ["repmixer"]}, r"depths=.* needs an entry per stage"),
+        ({"token_mixers": ["repmixer"]}, r"mixers=.* needs one entry for each of depths"),
         ({"embed_dims": [8, 12, 16, 64]}, r"12 must be a multiple of 8 before it"),
         ({"token_mixers": ["repmixer", "attention"] * 2}, r"divisible by 32"),
         ({"repmixer_kernel_size": 4}, "kernel must be an odd number"),

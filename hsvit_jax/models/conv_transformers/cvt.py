@@ -45,32 +45,40 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 class CvTConfig(StageSizes):
     """Sizes of a CvT; a tuple has one entry per stage, and the module describes `drop_path_of`."""
 
-    patches: tuple[int, ...] = settings.patch((7, 3, 3), meaning="patch size of each stage")
-    strides: tuple[int, ...] = settings.stride((4, 2, 2), "stride of each stage")
-    paddings: tuple[int, ...] = settings.kernel((2, 1, 1), "padding of each stage", low=0)
+    patches: tuple[int, ...] = settings.patch(
+        (7, 3, 3), meaning="patch size of each stage", per="depths"
+    )
+    strides: tuple[int, ...] = settings.stride((4, 2, 2), "stride of each stage", per="depths")
+    paddings: tuple[int, ...] = settings.kernel(
+        (2, 1, 1), "padding of each stage", low=0, per="depths"
+    )
     widths: tuple[int, ...] = settings.widths((64, 192, 384))
     heads: tuple[int, ...] = settings.stage_heads((1, 3, 6))
     depths: tuple[int, ...] = settings.depths((1, 2, 10))
     mlp_ratios: tuple[float, ...] = settings.mlp_ratios((4.0, 4.0, 4.0))
     qkv_bias: tuple[bool, ...] = settings.setting(
-        (True, True, True), "biases of queries, keys and values, by stage"
+        (True, True, True), "biases of queries, keys and values, by stage", per="depths"
     )
-    kernels: tuple[int, ...] = settings.kernel((3, 3, 3), "kernel size of each stage's projections")
+    kernels: tuple[int, ...] = settings.kernel(
+        (3, 3, 3), "kernel size of each stage's projections", per="depths"
+    )
     query_paddings: tuple[int, ...] = settings.kernel(
-        (1, 1, 1), "padding of each stage's queries", low=0
+        (1, 1, 1), "padding of each stage's queries", low=0, per="depths"
     )
     key_paddings: tuple[int, ...] = settings.kernel(
-        (1, 1, 1), "padding of each stage's keys", low=0
+        (1, 1, 1), "padding of each stage's keys", low=0, per="depths"
     )
     key_strides: tuple[int, ...] = settings.stride(
-        (2, 2, 2), "stride of each stage's keys and values"
+        (2, 2, 2), "stride of each stage's keys and values", per="depths"
     )
-    dropouts: tuple[float, ...] = settings.rate((0.0, 0.0, 0.0), "dropout rate of each stage")
+    dropouts: tuple[float, ...] = settings.rate(
+        (0.0, 0.0, 0.0), "dropout rate of each stage", per="depths"
+    )
     attention_dropouts: tuple[float, ...] = settings.rate(
-        (0.0, 0.0, 0.0), "dropout rate of attention weights, by stage"
+        (0.0, 0.0, 0.0), "dropout rate of attention weights, by stage", per="depths"
     )
     drop_paths: tuple[float, ...] = settings.rate(
-        (0.0, 0.0, 0.1), "stochastic depth rate of each stage"
+        (0.0, 0.0, 0.1), "stochastic depth rate of each stage", per="depths"
     )
     drop_path_of: str = settings.setting(
         "tokens",
@@ -80,8 +88,6 @@ class CvTConfig(StageSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = ("image_size", "image_channels", "num_classes", "depths", "drop_path_of")
-        self.check_stages(*(name for name in vars(self) if name not in others))
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise ValueError(f"a width of {width} is not divisible by heads={heads}")

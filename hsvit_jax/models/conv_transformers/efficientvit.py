@@ -61,20 +61,21 @@ class EfficientViTConfig(Sizes):
     widths: tuple[int, ...] = settings.widths((192, 288, 384))
     heads: tuple[int, ...] = settings.stage_heads((3, 3, 4))
     key_dims: tuple[int, ...] = settings.width(
-        (16, 16, 16), "width of a head's queries and keys, by stage"
+        (16, 16, 16), "width of a head's queries and keys, by stage", per="depths"
     )
-    windows: tuple[int, ...] = settings.width((7, 7, 7), "side of each stage's attention windows")
+    windows: tuple[int, ...] = settings.width(
+        (7, 7, 7), "side of each stage's attention windows", per="depths"
+    )
     kernels: tuple[int, ...] = settings.kernel(
         (7, 5, 3, 3), "kernel size of each head's queries", odd=True
     )
     downsamples: tuple[bool, ...] = settings.setting(
-        (False, True, True), "downsampling before each stage"
+        (False, True, True), "downsampling before each stage", per="depths"
     )
     head_dropout: float = settings.head_dropout(0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stages("widths", "heads", "key_dims", "windows", "downsamples")
         if self.widths[0] < 8:
             raise ValueError(f"widths[0]={self.widths[0]} must be at least 8, for the stem")
         if min(self.image_size) < 16:

@@ -66,20 +66,23 @@ class FastViTConfig(StageSizes):
         ("repmixer", "repmixer", "repmixer", "attention"),
         "token mixer of each stage",
         choices=("repmixer", "attention"),
+        per="depths",
     )
     position_kernels: tuple[int, ...] = settings.kernel(
         (0, 0, 0, 7),
         "positional convolution before each stage; 0: none",
         odd=True,
         besides=(0,),
+        per="depths",
     )
     kernel: int = settings.kernel(3, "kernel size of depthwise mixers", odd=True)
     downsamples: tuple[bool, ...] = settings.setting(
-        (False, True, True, True), "downsampling before each stage"
+        (False, True, True, True), "downsampling before each stage", per="depths"
     )
     squeezes: tuple[bool, ...] = settings.setting(
         (False, False, False, False),
         "squeeze-and-excitation in the downsampling before each stage",
+        per="depths",
     )
     down_kernel: int = settings.kernel(
         7, "kernel size of downsampling convolutions", low=3, odd=True
@@ -99,9 +102,6 @@ class FastViTConfig(StageSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stages(
-            "widths", "mlp_ratios", "mixers", "position_kernels", "downsamples", "squeezes"
-        )
         pairs = zip(self.widths, (*self.widths[1:], self.top), strict=True)
         for width, following in pairs:
             if following % width:

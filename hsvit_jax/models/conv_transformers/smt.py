@@ -51,12 +51,14 @@ class SMTConfig(StageSizes):
     depths: tuple[int, ...] = settings.depths((2, 2, 8, 1))
     widths: tuple[int, ...] = settings.widths((64, 128, 256, 512))
     modulated: tuple[bool, ...] = settings.setting(
-        (True, True, True, False), "scale-aware modulation in each stage, in the third in turn"
+        (True, True, True, False),
+        "scale-aware modulation in each stage, in the third in turn",
+        per="depths",
     )
     modulation_heads: tuple[int, ...] = settings.setting(
-        (4, 4, 4, 0), "modulation heads of each stage; 0: none", low=0, high=128
+        (4, 4, 4, 0), "modulation heads of each stage; 0: none", low=0, high=128, per="depths"
     )
-    heads: tuple[int, ...] = settings.heads(
+    heads: tuple[int, ...] = settings.stage_heads(
         (0, 0, 8, 16), meaning="self-attention heads of each stage; 0: none", low=0
     )
     mlp_ratios: tuple[float, ...] = settings.mlp_ratios((4.0, 4.0, 4.0, 2.0))
@@ -72,7 +74,6 @@ class SMTConfig(StageSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stages("widths", "modulated", "modulation_heads", "heads", "mlp_ratios")
         for stage, width in enumerate(self.widths):
             kinds = {self.attends(stage, block) for block in range(self.depths[stage])}
             for attends in kinds:

@@ -44,11 +44,9 @@ class StagedConfig(StageSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stages = len(self.depths)
-        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
+        if len(self.downsamples) < len(self.depths) - 1:
             raise ValueError(
-                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
-                f"downsamples={self.downsamples} one less"
+                f"downsamples={self.downsamples} are fewer than follow a stage: add some"
             )
         if self.widths[0] < 2:
             raise ValueError(

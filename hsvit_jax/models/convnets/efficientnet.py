@@ -30,7 +30,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "b5": {"width": 1.6, "depth": 2.2, "dropout": 0.4, "symmetric_blocks": (13, 27)},
 }
 _STEM, _TOP = 32, 1280  # channels before scaling
-_STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "expand")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +40,26 @@ class EfficientNetConfig(InvertedConfig):
     depth: float = settings.ratio(1.0, "depth multiplier")
     divisor: int = settings.setting(8, "divisor of every width", low=1, high=1024)
     in_channels: tuple[int, ...] = settings.width(
-        (32, 16, 24, 40, 80, 112, 192), "channels into each stage, before scaling"
+        (32, 16, 24, 40, 80, 112, 192), "channels into each stage, before scaling", per="repeats"
     )
     out_channels: tuple[int, ...] = settings.width(
-        (16, 24, 40, 80, 112, 192, 320), "channels out of each stage, before scaling"
+        (16, 24, 40, 80, 112, 192, 320), "channels out of each stage, before scaling", per="repeats"
     )
     repeats: tuple[int, ...] = settings.depth(
-        (1, 2, 2, 3, 3, 4, 1), "blocks of each stage, before scaling"
+        (1, 2, 2, 3, 3, 4, 1), "blocks of each stage, before scaling", per="repeats"
     )
     strides: tuple[int, ...] = settings.setting(
-        (1, 2, 2, 2, 1, 2, 1), "stride of each stage", choices=(1, 2)
+        (1, 2, 2, 2, 1, 2, 1), "stride of each stage", choices=(1, 2), per="repeats"
     )
     kernels: tuple[int, ...] = settings.kernel(
-        (3, 3, 5, 3, 5, 5, 3), "kernel size of each stage", odd=True
+        (3, 3, 5, 3, 5, 5, 3), "kernel size of each stage", odd=True, per="repeats"
     )
     expand: tuple[int, ...] = settings.setting(
-        (1, 6, 6, 6, 6, 6, 6), "expansion ratio of each stage's blocks", low=1, high=64
+        (1, 6, 6, 6, 6, 6, 6),
+        "expansion ratio of each stage's blocks",
+        low=1,
+        high=64,
+        per="repeats",
     )
     squeeze: float = settings.setting(
         0.25, "squeeze-and-excitation ratio; 0: none", low=0.0, high=16.0
@@ -84,9 +87,6 @@ class EfficientNetConfig(InvertedConfig):
 
     def __post_init__(self) -> None:
         settings.check(self)
-        stages = {key: getattr(self, key) for key in _STAGE_KEYS}
-        if len({len(v) for v in stages.values()}) > 1 or not self.repeats:
-            raise ValueError(f"an EfficientNet needs one entry for each stage; got {stages}")
         for before, after in zip((_STEM, *self.out_channels), self.in_channels, strict=False):
             if self.channels(before) != self.channels(after):
                 raise ValueError(

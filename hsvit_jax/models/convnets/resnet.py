@@ -52,7 +52,9 @@ class ResNetConfig(ConvNetConfig):
         "bottleneck", "kind of residual block", choices=("basic", "bottleneck")
     )
     stem_channels: int = settings.width(64, "channels of the first convolution")
-    channels: tuple[int, ...] = settings.width((256, 512, 1024, 2048), "channels of each stage")
+    channels: tuple[int, ...] = settings.width(
+        (256, 512, 1024, 2048), "channels of each stage", per="depths"
+    )
     depths: tuple[int, ...] = settings.depths((3, 4, 6, 3))
     activation: str = settings.setting(
         "relu", "name of the activation of the stem and after each sum; inside a block it is ReLU"
@@ -70,11 +72,6 @@ class ResNetConfig(ConvNetConfig):
 
     def __post_init__(self) -> None:
         settings.check(self)
-        if len(self.channels) != len(self.depths) or not self.depths:
-            raise ValueError(
-                "a ResNet needs channels and a depth for each stage; got "
-                f"channels={self.channels} and depths={self.depths}"
-            )
         super().__post_init__()
 
     def head(self, key: Array) -> Head:

@@ -6,7 +6,7 @@ from math import gcd, log, prod
 from typing import Any
 
 from hsvit_jax.models import settings
-from hsvit_jax.models.family import Sizes, check_heads, differences
+from hsvit_jax.models.family import Difference, Sizes, check_heads, differences
 from hsvit_jax.text import few
 
 #: Sizes that may differ in a network that is grown from another.
@@ -193,15 +193,15 @@ class HSViTConfig(GroupSizes):
                 f"towers={self.towers}: choose one of {divisors(common)}"
             )
 
-    def cannot_grow(self, old: "HSViTConfig") -> list[str]:
+    def cannot_grow(self, old: "HSViTConfig") -> list[Difference]:
         """Lists the reasons why a network of these sizes cannot be grown from one of config `old`.
 
         Towers: any number more, each of the same size. One tower: no fewer channels in each block,
         and as many tokens in a group as before. More groups need learned votes.
         """
         names = [f.name for f in dataclasses.fields(self) if f.name not in _GROWS]
-        lines, now, before = differences(old, self, names), self.conv_channels, old.conv_channels
-        changed = f"conv_channels: checkpoint {before}, config {now}"
+        found, now, before = differences(old, self, names), self.conv_channels, old.conv_channels
+        lines, changed = [], f"conv_channels: checkpoint {before}, config {now}"
         if self.towers < old.towers:
             lines.append(f"towers: checkpoint {old.towers}, config {self.towers}, which are fewer")
         elif len(now) != len(before):
@@ -226,9 +226,13 @@ class HSViTConfig(GroupSizes):
             lines.append(
                 f"{changed}; without groups, more channels in the last block change the answers"
             )
-        if self.votes == "equal" and (old.votes == "learned" or self.groups > old.groups):
-            lines.append("votes: 'equal', but new groups start without a vote: set votes='learned'")
-        return lines
+        theirs = {"towers": old.towers, "conv_channels": before, "groups": old.groups}
+        found += [Difference(line, theirs) for line in lines]
+        more = old.votes == "learned" or self.groups > old.groups
+        if not lines and self.votes == "equal" and more:
+            text = "votes: 'equal', but new groups start without a vote: set votes='learned'"
+            found.append(Difference(text, {"votes": "learned"}))
+        return found
 
     @property
     def tower(self) -> "HSViTConfig":

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from flax import traverse_util
+
 from hsvit_jax import artifacts
 
 _MOST_WAITING = 10_000  # lines of a logger
@@ -149,7 +151,8 @@ def _mlflow(workdir: Path, start_step: int, anew: bool, config: Mapping) -> Logg
         run = client.create_run(number, run_name=workdir.name).info.run_id
         artifacts.write_file(known, run)
     data, fresh = client.get_run(run).data, []
-    for key, value in _flat(config).items():
+    for key, setting in traverse_util.flatten_dict(dict(config), sep=".").items():
+        value = str(setting)[:500]  # the most that every version of MLflow takes
         if key not in data.params:
             fresh.append(Param(key, value))
         elif data.tags.get(key, data.params[key]) != value:
@@ -158,22 +161,23 @@ def _mlflow(workdir: Path, start_step: int, anew: bool, config: Mapping) -> Logg
         client.log_batch(run, params=fresh[first : first + 100])
     client.log_dict(run, dict(config), "config.json")
 
+    # What a run that was killed had sent after its last checkpoint comes again.
+    histories = (client.get_metric_history(run, key) for key in data.metrics)
+    sent = {(one.key, one.step): one.value for history in histories for one in history}
+
     def log(step: int, scalars: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        client.log_batch(run, metrics=[Metric(*pair, now, step) for pair in scalars.items()])
+        known = {key: sent[key, step] for key in scalars if (key, step) in sent}
+        client.log_batch(
+            run,
+            metrics=[
+                Metric(key, value, now, step)
+                for key, value in scalars.items()
+                if key not in known or not (key.startswith("train/") or known[key] == value)
+            ],
+        )
 
     return log, lambda: client.set_terminated(run)
-
-
-def _flat(config: Mapping, prefix: str = "") -> dict[str, str]:
-    """Every setting as {'section.key': its value as text}."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = str(value)[:500]  # the most that every version of MLflow takes
-    return flat
 
 
 #: Name of train.loggers → (the library that it needs, what opens it).
