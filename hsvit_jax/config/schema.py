@@ -79,12 +79,15 @@ KEYS: Mapping[str, Key] = {
     ),
     "data.target_mean": _number(
         "mean of each column of numbers; empty: the training images'",
+        -1e15,
+        1e15,
         several=True,
         when=[_NUMBERS],
         fixed=_MEANING,
     ),
     "data.target_std": _positive(
         "deviation of each column of numbers; empty: the training images'",
+        high=1e15,
         several=True,
         when=[_NUMBERS],
         fixed=_MEANING,
