@@ -1,6 +1,7 @@
 """Writes the tables in docs/ that derive from the code: `python docs/generate.py`."""
 
 import ast
+import inspect
 import re
 import runpy
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hsvit_jax import cli, get_config
+from hsvit_jax.augment.transforms import TRANSFORMS
 from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
@@ -78,6 +80,17 @@ def _families() -> list[str]:
     return lines
 
 
+def _transforms() -> list[str]:
+    """The table of the transforms of images, by their signatures and docstrings."""
+    lines = ["| transform | what it does |", "|---|---|"]
+    for name, function in TRANSFORMS.items():
+        numbers = list(inspect.signature(function).parameters.values())[2:]
+        text = "".join([name, *(f":{number.default:g}" for number in numbers)])
+        meaning = function.__doc__.partition("\n")[0].removesuffix(".")
+        lines.append(f"| `{text}` | {meaning[0].lower()}{meaning[1:]} |")
+    return lines
+
+
 def _keys() -> list[str]:
     """The table of the keys outside `model`."""
     strong, paper = (dict(schema.leaves(get_config(f"c2a2:{r}"))) for r in ("", "paper"))
@@ -136,6 +149,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "flags": _flags,
     "imports": _imports,
     "families": _families,
+    "transforms": _transforms,
     "keys": _keys,
     "model keys": _model_keys,
 }

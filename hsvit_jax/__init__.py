@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hsvit_jax.augment import register_transform as register_transform
     from hsvit_jax.classifier import Classifier as Classifier
     from hsvit_jax.classifier import build_model as build_model
     from hsvit_jax.classifier import load as load
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 # Module → the names that it offers here.
 _NAMES = {
+    "augment": "register_transform",
     "classifier": "Classifier build_model load",
     "config": "get_config",
     "data": "from_arrays from_csv from_examples",

@@ -32,7 +32,7 @@ FLOORS = (
     (7, "benchmark export run_report serve studies", "*"),
     (8, "commands", "*"),
     (9, "main", "cli commands runtime"),
-    (9, "__init__", "classifier config data models run_report tasks train"),
+    (9, "__init__", "augment classifier config data models run_report tasks train"),
 )
 FLOOR = {room: floor for floor, rooms, _ in FLOORS for room in rooms.split()}
 MAY_IMPORT = {

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment import op_tables, randaugment, resized_crop
+from hsvit_jax.augment import op_tables, randaugment, resized_crop, transforms
 from hsvit_jax.augment.mixup import mix
 from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, span, whole_number
+from hsvit_jax.augment.transforms import register_transform
 
-__all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
+__all__ = ["Augment", "normalise", "one_hot_targets", "register_transform", "train_batch"]
 
 # Pillow's sums stay within int32 up to here.
 MAX_SIDE = 8192
@@ -31,7 +32,8 @@ _CROP_Y, _CROP_X, _FLIP, _ERASE, _ERASE_Y, _ERASE_X = range(6)
 _ERASE_AREA = slice(6, 6 + ERASING_TRIES)
 _ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
 _OPS_START = 6 + 2 * ERASING_TRIES
-_NOISE_STREAM = 2  # the words have no stream, resized crops have 1
+# The words have no stream, resized crops have 1.
+_NOISE_STREAM, _TRANSFORMS_STREAM = 2, 3
 _EVERY_EPOCH = 2**32 - 1  # the number of no epoch
 _WORDS_PER_OP = 3  # op, magnitude bin, sign
 
@@ -49,7 +51,8 @@ class Augment:
       crop_padding: pixels added on every side before a crop of the old size; 0 = off.
       crop_reflect: they mirror the image about its outermost pixels, instead of being black.
       random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3)
-        that is enlarged bilinearly to the old size, instead of that crop; () = off.
+        that is resized bilinearly to `size`, instead of that crop; () = off.
+      size: (H, W) of the images that random_resized_crop makes of larger ones; () = as before.
       flip: mirror left-right with probability 1/2.
       flip_alternate: draw this once for an image, and mirror it in every other epoch since
         (airbench, arXiv 2404.00498).
@@ -58,6 +61,7 @@ class Augment:
       rand_augment_kind: 'torchvision', or 'timm' for m9-mstd0.5-inc1: other ops and ranges, each
         applied with probability 1/2, at a level with noise of 0.5, filled with the mean.
       trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
+      transforms: names of `transforms`, such as 'rotate:15', applied in turn after the ops.
       erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
       erasing_noise: fill that box with normal noise for each pixel, instead of the mean.
       mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
@@ -72,12 +76,14 @@ class Augment:
     crop_padding: int = 0
     crop_reflect: bool = False
     random_resized_crop: tuple[float, ...] = ()
+    size: tuple[int, ...] = ()
     flip: bool = False
     flip_alternate: bool = False
     rand_augment_ops: int = 0
     rand_augment_magnitude: int = 9
     rand_augment_kind: str = "torchvision"
     trivial_augment: bool = False
+    transforms: tuple[str, ...] = ()
     erasing: float = 0.0
     erasing_noise: bool = False
     mixup: float = 0.0
@@ -105,7 +111,7 @@ class Augment:
     def active(self) -> dict[str, object]:
         """Returns the settings that change images, each with the value that switches it off."""
         names = ["crop_padding", "random_resized_crop", "flip"]
-        names += ["rand_augment_ops", "trivial_augment", "erasing"]
+        names += ["rand_augment_ops", "trivial_augment", "transforms", "erasing"]
         names += ["mixup", "cutmix"] if self.mix_probability else []
         off = {field.name: field.default for field in dataclasses.fields(self)}
         return {name: off[name] for name in names if getattr(self, name) != off[name]}
@@ -121,7 +127,7 @@ def train_batch(
     indices_B: jax.Array,
     late: jax.Array | bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Augments one batch: crop, flip, RandAugment, normalise, erase, mix.
+    """Augments one batch: crop, flip, RandAugment, transforms, normalise, erase, mix.
 
     Args:
       settings: static.
@@ -134,12 +140,13 @@ def train_batch(
       late: the batch comes after `mix_until` and is not mixed.
 
     Returns:
-      float32 images (B, H, W, C) and float32 targets (B, K); a row of classes sums to 1.
+      float32 images (B, H, W, C), of `settings.size`, and float32 targets (B, K); a row of classes
+      sums to 1.
 
     Raises:
       ValueError: as `check_size`.
     """
-    check_size(settings, *images_BHWC.shape[1:])
+    check_size(settings, *(settings.size or images_BHWC.shape[1:3]), images_BHWC.shape[3])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     always_key, key = (jax.random.fold_in(key, n) for n in (_EVERY_EPOCH, epoch))
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
@@ -149,11 +156,19 @@ def train_batch(
     if settings.random_resized_crop:
         size, area = images_BHWC.shape[1:3], settings.random_resized_crop
         boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
-        images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
+        if settings.size and settings.size != size:
+            images_BHWC = resized_crop.resample_boxes(
+                images_BHWC, boxes_B4, mirrored_B, settings.size
+            )
+        else:
+            images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
     elif settings.crop_padding or settings.flip:
         images_BHWC = _crop_and_flip(settings, mirrored_B, bits_BS, images_BHWC)
     if op_count:
         images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
+    if settings.transforms:
+        own_key = jax.random.fold_in(key, _TRANSFORMS_STREAM)
+        images_BHWC = transforms.apply(settings.transforms, own_key, indices_B, images_BHWC)
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
     if settings.erasing:
         erased_BHW = _erased(settings.erasing, bits_BS, *images_BHWC.shape[1:3])
@@ -267,7 +282,7 @@ def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.
 
 
 def check_size(settings: Augment, height: int, width: int, channels: int) -> None:
-    """Raises ValueError if a crop could miss images of this size, or RandAugment cannot take them.
+    """Raises ValueError if an augmentation cannot take images of this size.
 
     RandAugment's colour ops need 1 or 3 channels, and its integer sums bound the size.
     """
@@ -276,6 +291,7 @@ def check_size(settings: Augment, height: int, width: int, channels: int) -> Non
             f"crop_padding is {settings.crop_padding}, but the images are {height}×{width}: set "
             "less than their shorter side"
         )
+    transforms.check(settings.transforms, (height, width, channels))
     fits = max(height, width) <= MAX_SIDE and height * width <= MAX_PIXELS and channels in (1, 3)
     if (settings.trivial_augment or settings.rand_augment_ops) and not fits:
         raise ValueError(

@@ -25,8 +25,11 @@ TIMM_OPS = (
     *("Color", "Contrast", "Brightness", "Sharpness"),
     *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "Identity"),
 )
+#: torchvision's AutoAugment and AugMix.
+POLICY_OPS = (*OPS, "Invert")
 SIGNED_OPS = frozenset((*OPS[1:10], "TranslateXRel", "TranslateYRel"))
 NUM_BINS = 31
+POLICY_BINS = 10
 TIMM_BINS = 64
 TIMM_MOST = 10
 TIMM_NOISE = 0.5
@@ -73,24 +76,32 @@ class OpTables:
         return (op * self.num_bins + bin_position) * 2 + negative
 
 
-def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
-    """Computes torchvision's 31 float32 magnitudes of one of OPS: float64 (31,), 0 for none.
+def magnitudes(
+    op: str,
+    height: int,
+    width: int,
+    wide: bool,
+    count: int = NUM_BINS,
+    share: float = 150.0 / 331.0,
+    bits: int = 8,
+) -> np.ndarray:
+    """Computes torchvision's float32 magnitudes of an op: float64 (count,), 0 for none.
 
-    ``wide`` selects the ranges of TrivialAugmentWide, instead of RandAugment's.
+    ``wide`` selects the ranges of TrivialAugmentWide, instead of RandAugment's. ``share`` of a side
+    is the longest translation, and ``bits`` of a pixel are kept by the weakest Posterize.
     """
     if op == "Posterize":
-        return 8.0 - np.round(np.arange(NUM_BINS) / (NUM_BINS - 1) * (6 if wide else 4))
+        return bits - np.round(np.arange(count) / (count - 1) * (6 if wide else 4))
     if op == "Solarize":
-        return _float32_bins(255.0, 0.0)
+        return _float32_bins(255.0, 0.0, count)
     shear, degrees, colour = (0.99, 135.0, 0.99) if wide else (0.3, 30.0, 0.9)
-    share = 150.0 / 331.0
     largest = {
         **dict.fromkeys(("ShearX", "ShearY"), shear),
         "TranslateX": 32.0 if wide else share * width,
         "TranslateY": 32.0 if wide else share * height,
         "Rotate": degrees,
     }
-    return _float32_bins(0.0, largest.get(op, colour if op in SIGNED_OPS else 0.0))
+    return _float32_bins(0.0, largest.get(op, colour if op in SIGNED_OPS else 0.0), count)
 
 
 def timm_magnitudes(op: str, level_M: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -107,16 +118,16 @@ def timm_magnitudes(op: str, level_M: np.ndarray, height: int, width: int) -> np
     return share_M * largest.get(op, 0.9 if op in SIGNED_OPS else 0.0)
 
 
-def _float32_bins(start: float, end: float) -> np.ndarray:
+def _float32_bins(start: float, end: float, count: int) -> np.ndarray:
     """Spaces bins as torch.linspace: a float32 step from the nearer end, each sum rounded once.
 
     Some magnitudes are truncated, so the last bit matters: bin 15 of 0..32 is just under 16.
     """
     low, high = np.float32(start), np.float32(end)
-    step = float((high - low) / np.float32(NUM_BINS - 1))
-    from_low_M = np.arange(NUM_BINS)
+    step = float((high - low) / np.float32(count - 1))
+    from_low_M = np.arange(count)
     from_high_M = from_low_M[::-1]
-    near_low_M = from_low_M < NUM_BINS // 2
+    near_low_M = from_low_M < count // 2
     bins_M = np.where(near_low_M, float(low) + step * from_low_M, float(high) - step * from_high_M)
     return bins_M.astype(np.float32).astype(np.float64)
 
@@ -125,6 +136,14 @@ def _float32_bins(start: float, end: float) -> np.ndarray:
 def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
     """Makes the rows for images of one size and these magnitude bins (a few kB to 300 kB)."""
     used = {op: magnitudes(op, height, width, wide)[list(bins)] for op in OPS}
+    return _tables(used, height, width, (0,))
+
+
+@functools.lru_cache(maxsize=32)
+def make_policy(height: int, width: int, share: float, bits: int) -> OpTables:
+    """Makes the rows of POLICY_OPS at torchvision's ten magnitudes; see `magnitudes`."""
+    limits = {"count": POLICY_BINS, "share": share, "bits": bits}
+    used = {op: magnitudes(op, height, width, False, **limits) for op in POLICY_OPS}
     return _tables(used, height, width, (0,))
 
 

@@ -1,6 +1,7 @@
-"""Enlarges a random box of each image to its size, to the bit as Pillow does bilinearly.
+"""Resizes a random box of each image bilinearly, as Pillow does.
 
-A box never exceeds the image, so two pixels a side decide every new one.
+To the size of its image to the bit: a box never exceeds the image, so two pixels a side decide
+every new one. To a smaller size within one of 256 levels.
 """
 
 import jax
@@ -62,6 +63,23 @@ def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Ar
     y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
     images_BHWC = _pass(images_BHWC, x_BW, left_B, columns_B, axis=1)
     return _pass(images_BHWC, y_1H, top_B, rows_B, axis=0)
+
+
+def resample_boxes(
+    images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Array, size: tuple[int, int]
+) -> jax.Array:
+    """Resizes a box of each image to `size`, with Pillow's triangular filter where it shrinks."""
+
+    def one(image_HWC: jax.Array, box_4: jax.Array, mirrored: jax.Array) -> jax.Array:
+        start_2, scale_2 = box_4[:2], jnp.asarray(size, jnp.float32) / box_4[2:]
+        shape = (*size, image_HWC.shape[-1])
+        pixels_HWC = jax.image.scale_and_translate(
+            image_HWC.astype(jnp.float32), shape, (0, 1), scale_2, -start_2 * scale_2, "linear"
+        )
+        pixels_HWC = jnp.clip(jnp.round(pixels_HWC), 0, 255).astype(jnp.uint8)
+        return jnp.where(mirrored, pixels_HWC[:, ::-1], pixels_HWC)
+
+    return jax.vmap(one)(images_BHWC, boxes_B4, mirrored_B)
 
 
 def _pass(

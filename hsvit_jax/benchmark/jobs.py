@@ -33,7 +33,7 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
     Raises:
         ValueError: the configuration cannot be trained, or its data do not fit in memory.
     """
-    dataset = train.load_data(config) if real_data else _random_dataset(config)
+    dataset = train.load_data(config, training=True) if real_data else _random_dataset(config)
     if not real_data:  # their number must not choose the recipe
         config = config.with_user({**config.user, "recipe": config.recipe})
     run = train.prepare(config, dataset=dataset, devices=devices)

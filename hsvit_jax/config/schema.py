@@ -97,6 +97,14 @@ KEYS: Mapping[str, Key] = {
     "data.image_size": _whole(
         "image height,width in pixels; empty: the data set's", 1, 2**13, several=True
     ),
+    "data.train_size": _whole(
+        "height,width of training photos that random resized crops are cut from; empty: image_size",
+        1,
+        2**13,
+        several=True,
+        when=[{"augment.random_resized_crop": ON}],
+        off=(),
+    ),
     "data.channels": _whole("image channels, 1 or 3; 0: the data set's", 0, 1024),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),
     "data.mean": _number(
@@ -145,6 +153,11 @@ KEYS: Mapping[str, Key] = {
         when=[_RAND_AUGMENT],
     ),
     "augment.trivial_augment": _flag("TrivialAugment instead of RandAugment"),
+    "augment.transforms": Key(
+        "transforms of each image in turn, as NAME or NAME:NUMBER; hsvit_jax.augment.transforms",
+        kind=str,
+        several=True,
+    ),
     "augment.erasing": _number("probability of random erasing", 0.0, 1.0, default=0.25),
     "augment.erasing_noise": _flag(
         "fill erased boxes with noise, not the mean", when=[{"erasing": ON}], off=False

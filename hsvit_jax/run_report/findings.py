@@ -16,6 +16,7 @@ from scipy import special
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, tasks
+from hsvit_jax.augment import transforms
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import measures
 from hsvit_jax.train import batches, evaluate, step
@@ -257,7 +258,9 @@ def _augmented(
     config: ml_collections.ConfigDict, part: data.Split
 ) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     """Returns some training images, and each in a few batches of the recipe."""
-    if config.init.cache or not step.augment_settings(config).active():
+    settings = step.augment_settings(config)
+    names = {text.partition(":")[0] for text in settings.transforms}
+    if config.init.cache or not settings.active() or names - transforms.TRANSFORMS.keys():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
     images, labels = part.gather(chosen), part.labels[chosen]

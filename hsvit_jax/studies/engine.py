@@ -23,6 +23,8 @@ from hsvit_jax.text import few
 from hsvit_jax.train import batches, init_from, metrics, step
 from hsvit_jax.train.prepare import with_teacher
 
+_READ_BY = ("image_size", "train_size", "channels", "fit", "dir", "on_bad_image")
+
 Row = Mapping[str, Any]
 
 
@@ -235,9 +237,9 @@ def refuse_left_out(wanted: int, got: int) -> None:
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
     """Returns a system's data set; systems that read their images in one way share it."""
     config = init_from.with_weights(config)
-    key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
+    key = tuple(config.data[k] for k in _READ_BY)
     if key not in loaded:
-        loaded[key] = train.load_data(config)
+        loaded[key] = train.load_data(config, training=True)
     return loaded[key]
 
 

@@ -26,6 +26,7 @@ def load_data(
     *,
     resident: bool = True,
     test_only: bool = False,
+    training: bool = False,
     verbose: bool = True,
 ) -> data.Dataset:
     """Loads the data set of a configuration at its image size.
@@ -34,24 +35,32 @@ def load_data(
         config: only its `data` section counts.
         resident: False reads image files as needed even if they fit in memory.
         test_only: put every image into the test split.
+        training: the training split has data.train_size, if that is set.
         verbose: process 0 reports the progress of a slow first load on standard error.
     """
-    settings, size = config.data, tuple(config.data.image_size)
+    settings = config.data
     limit = {} if resident else {"resident_limit_bytes": 0}
-    dataset = data.load(
-        settings.name,
-        data_dir=settings.dir or None,
-        image_size=(size * 2 if len(size) == 1 else size) or None,
-        channels=settings.channels or None,
-        fit=settings.fit,
-        val_fraction=settings.val_fraction,
-        on_bad_image=settings.on_bad_image,
-        task=settings.task,
-        progress=_progress() if verbose and coordination.is_lead() else None,
-        test_only=test_only,
-        **limit,
-    )
-    return dataset.subset(settings.fraction)
+
+    def load(size: tuple[int, ...]) -> data.Dataset:
+        dataset = data.load(
+            settings.name,
+            data_dir=settings.dir or None,
+            image_size=(size * 2 if len(size) == 1 else size) or None,
+            channels=settings.channels or None,
+            fit=settings.fit,
+            val_fraction=settings.val_fraction,
+            on_bad_image=settings.on_bad_image,
+            task=settings.task,
+            progress=_progress() if verbose and coordination.is_lead() else None,
+            test_only=test_only,
+            **limit,
+        )
+        return dataset.subset(settings.fraction)
+
+    dataset = load(tuple(settings.image_size))
+    if training and settings.train_size:
+        dataset = dataclasses.replace(dataset, train=load(tuple(settings.train_size)).train)
+    return dataset
 
 
 def _progress() -> Callable[[str, int, int], None]:
@@ -104,9 +113,11 @@ def prepare(
         early = config_lib.resolve(config, weights=weights)
         tasks.check(early)
         step.augment_settings(early)  # refuses what no images can change, before they are read
+        for text in early.augment.transforms:
+            augment.transforms.named(text)
         if early.data.name in config_lib.DATA_SETS and not weights.settings:
             _network(config_lib.resolve(early, data.describe(early.data.name)))
-        dataset = load_data(early, verbose=verbose)
+        dataset = load_data(early, training=True, verbose=verbose)
     else:
         given = _settings_of(dataset)
     if not (images := len(dataset.train)):
@@ -115,7 +126,9 @@ def prepare(
     config = config_lib.resolve(config, dataset.info, **known)
     config_lib.refuse_unread(config)
     tasks.check(config)
-    _check_held_out(config, dataset)
+    _check_splits(config, dataset)
+    if config.init.cache:
+        config = feature_cache.without_augmentation(config)
     try:
         model = _network(config)
     except ValueError:
@@ -232,8 +245,15 @@ def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -
     )
 
 
-def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Refuses a data set without the splits to evaluate on; warns of unused validation images."""
+def _check_splits(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
+    """Refuses a data set without the splits to evaluate on, or with training images of another
+    size; warns of unused validation images."""
+    wanted = tuple(config.data.train_size)
+    if wanted and wanted != (size := dataset.train.gather([0]).shape[1:3]):
+        raise ValueError(
+            f"data.train_size={wanted}, but the training images that are given have {size}: remove "
+            "data.train_size, or give larger ones"
+        )
     if not len(dataset.test):
         raise ValueError(f"{config.data.name} has no test images for the evaluation: add some")
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):

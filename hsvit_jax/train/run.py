@@ -208,6 +208,14 @@ def _devices(mesh: jax.sharding.Mesh) -> str:
     return f", on {mesh.size}{of} {mesh.devices.flat[0].device_kind} ({axes})"
 
 
+def _stored(split: data.Split) -> str:
+    """Formats the size of stored images and their memory: '288×288 (67 MB)'."""
+    size = "×".join(map(str, split.gather([0]).shape[1:3]))
+    if split.images is None:
+        return size
+    return f"{size} ({-(-split.images.nbytes // 10**6):,} MB)"
+
+
 def _opening(run: Run, first: int, workdir: Path) -> str:
     """Formats four lines on the data, the network, the length of the run and its folder."""
     config, source, total = run.config, run.config.init["from"], run.total_steps
@@ -227,13 +235,14 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
         recipe += "".join(f" {key}={config[key]:g}" for key in keys if config[key])
     if config.words and "tiny" in config.words.switches:
         recipe = "smoke run: its accuracy means nothing"
+    crops = f", crops of {_stored(run.dataset.train)}" if config.data.train_size else ""
     epochs = f"{run.position(total) / run.steps_per_epoch:.3g} epochs"
     on_test = ", whose best checkpoint the TEST split selects (train.select_on=test)"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
         f"of {config.data.num_classes} {tasks.of(config).noun}, "
-        f"{'×'.join(map(str, config.data.image_size))}\n"
+        f"{'×'.join(map(str, config.data.image_size))}{crops}\n"
         f"network  {config_lib.title(config.model)}, {parameters:,} parameters, {start}"
         f"{_devices(run.mesh)}\n"
         f"length   {total:,} steps of {config.train.batch} images ({epochs}), {warmup_text}; "

@@ -330,6 +330,7 @@ def state_template(run: Run) -> dict:
 def augment_settings(config: ml_collections.ConfigDict) -> augment.Augment:
     """Returns the augmentation of a resolved configuration."""
     return augment.Augment(
+        size=tuple(config.data.image_size) if config.data.train_size else (),
         mean=tuple(config.data.mean),
         std=tuple(config.data.std),
         num_classes=config.data.num_classes,
