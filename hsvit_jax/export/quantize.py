@@ -35,7 +35,7 @@ def contents(
     Raises:
       ValueError: the run's data have other classes, or as `programs.onnx`.
     """
-    tasks.refuse_others(stored.config, "--int8")
+    tasks.refuse_others(stored.config, "--quantize")
     config = stored.config.copy_and_resolve_references().unlock()
     config.eval.tta = "none"
     dataset = train.load_data(config)
