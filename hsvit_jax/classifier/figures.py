@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import artifacts, data
+from hsvit_jax import artifacts, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.classifier.views import Groups, Sequences, Views
@@ -21,18 +21,28 @@ _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # most panels side by side
 
 
 def figures(
-    views: Views, image_HWC: np.ndarray, classes: tuple[str, ...], title: str
+    views: Views,
+    image_HWC: np.ndarray,
+    classes: tuple[str, ...],
+    title: str,
+    task: tasks.Classify,
 ) -> Iterator[tuple[str, Any]]:
     """Yields each kind of view that the network has, and its figure.
 
     Args:
-      title: title of every figure, before the predicted class.
+      title: title of every figure, before the answer.
+      task: answers the logits.
     """
-    odds = np.exp(views.logits_K - views.logits_K.max())
-    best = int(odds.argmax())
-    title = f"{title}: predicted as {classes[best]} ({odds[best] / odds.sum():.0%})"
+    answer_K = task.answer(np.asarray(views.logits_K))
+    title = f"{title}: predicted as {task.said(answer_K, classes)}"
     if views.votes_GK is not None:
-        yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
+        votes = _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
+        if task.unit == "value":  # columns have no first choice
+            votes.axes[1].set_title("standardised numbers of each group's CLS alone", fontsize=9)
+            votes.axes[2].set_ylabel("deviations from the mean")
+            for dot in [*votes.axes[1].lines]:
+                dot.remove()
+        yield "votes", votes
     if views.cam_HW is not None:
         yield "gradcam", _cam(views.cam_HW, image_HWC, title)
     if views.groups is not None:
@@ -79,7 +89,8 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
         if not coordination.is_lead():
             continue
         title = printable(f"{Path(*path.parts[-2:])}{by}")
-        for kind, figure in figures(views, image_HWC, network.class_names, title):
+        answer = network.class_names, title, tasks.of(network.config)
+        for kind, figure in figures(views, image_HWC, *answer):
             written.append(out / f"{stem}-{kind}.png")
             artifacts.save_figure(figure, written[-1])
     return written, errors

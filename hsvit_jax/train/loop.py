@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax import checkpoint
+from hsvit_jax import checkpoint, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.config import recipes
 from hsvit_jax.models import costs
@@ -36,7 +36,7 @@ class Callback:
 
     def on_step(self, step: int, figures: dict[str, float]) -> None:
         """Runs after each training step, with its grad_norm, and the means of loss and accuracy
-        since the last logged step (train.log_every)."""
+        (label_accuracy, mae) since the last logged step (train.log_every)."""
 
     def on_evaluation(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Runs after each evaluation of a split."""
@@ -68,6 +68,7 @@ class Loop:
         self.watchdog, self.callbacks = watchdog, callbacks
         self.schedule = jax.jit(run.schedule)  # one program rather than one per operation
         self.selects_on, self.figure = config_lib.selection(run.config)
+        self.task = tasks.of(run.config)
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
         self.evaluated: set[str] = set()  # splits with a compiled program
@@ -166,7 +167,8 @@ class Loop:
                 "optim.clip_norm, or use float32"
             )
         for callback in self.callbacks:
-            figures = {name: float(values[name]) for name in ("loss", "accuracy", "grad_norm")}
+            names = "loss", self.task.step_figure, "grad_norm"
+            figures = {name: float(values[name]) for name in names}
             callback.on_step(number, figures)
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
@@ -179,7 +181,7 @@ class Loop:
         line = {
             "epoch": epoch,
             "loss": float(values["loss"]),
-            "accuracy": float(values["accuracy"]),
+            self.task.step_figure: float(values[self.task.step_figure]),
             # A skipped step does not advance the schedule.
             "learning_rate": float(self.schedule(max(number - 1 - int(values["skipped"]), 0))),
             "grad_norm": float(values["grad_norm"]),
@@ -221,7 +223,7 @@ class Loop:
             result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
             if self.figure:
-                metric = getattr(result, self.figure) if math.isfinite(result.loss) else math.nan
+                metric = result.figures[self.figure] if math.isfinite(result.loss) else math.nan
         if last or epochs % run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
         self.closed = number
@@ -267,7 +269,8 @@ class Loop:
         for callback in self.callbacks:
             callback.on_evaluation(step, split, result)
         if self.figure and split == self.selects_on and math.isfinite(result.loss):
-            self.bar.best = max(getattr(result, self.figure), self.bar.best or 0.0)
+            best = -math.inf if self.bar.best is None else self.bar.best
+            self.bar.best = max(result.figures[self.figure], best)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def conclude(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import artifacts, classifier, main, mesh, models
+from hsvit_jax import artifacts, classifier, main, mesh, models, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import figures
 from hsvit_jax.classifier import views as views_lib
@@ -104,7 +104,7 @@ def test_groups_that_were_lost_in_training_have_no_vote():
     shown = dataclasses.replace(c, params=params).explain(image_HWC)
     assert np.isfinite(whole).all() and np.isnan(shown.votes_GK[1]).all()
     np.testing.assert_allclose(shown.votes_GK[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-5)
-    drawn = dict(figures.figures(shown, image_HWC, NAMES, ""))
+    drawn = dict(figures.figures(shown, image_HWC, NAMES, "", tasks.Classify(c.config)))
     axes = drawn["votes"].axes[1]
     assert len(axes.lines) == 4  # a dot for each voter and for the network
     agree = (shown.votes_GK[[0, 2, 3]].argmax(1) == shown.logits_K.argmax()).sum()
