@@ -274,7 +274,7 @@ def test_own_loss_and_metric_from_a_config_file(photos, tmp_path, monkeypatch, c
     assert line["loss"] == pytest.approx(standardised.mean(), rel=1e-5)
     monkeypatch.delitem(tasks.LOSSES, "absolute")
     monkeypatch.delitem(tasks.METRICS, "worst")
-    assert main.main(["main", "eval", "run"]) == 2
+    assert main.main(["main", "eval", "run"]) == 1
     assert "--config=FILE.py, the file that registers it" in capfd.readouterr().err
 
 
