@@ -95,11 +95,12 @@ def hue(key: jax.Array, image_HWC: jax.Array, strength: float = 0.1) -> jax.Arra
     value_HW = image_HWC.max(-1)
     chroma_HW = value_HW - image_HWC.min(-1)
     divisor_HW = jnp.where(chroma_HW == 0, 1.0, chroma_HW)
+    # Not by equality with the maximum, which a compiler may round otherwise.
     sixth_HW = jnp.where(
-        value_HW == red_HW,
+        (red_HW >= green_HW) & (red_HW >= blue_HW),
         (green_HW - blue_HW) / divisor_HW,
         jnp.where(
-            value_HW == green_HW,
+            green_HW >= blue_HW,
             2 + (blue_HW - red_HW) / divisor_HW,
             4 + (red_HW - green_HW) / divisor_HW,
         ),
@@ -128,7 +129,7 @@ def three_augment(key: jax.Array, image_HWC: jax.Array, strength: float = 0.3) -
     which_key, blur_key, jitter_key = jax.random.split(key, 3)
     made = (
         jnp.broadcast_to(_grey(image_HWC), image_HWC.shape),
-        jnp.where(image_HWC < 128 / 255, image_HWC, 1 - image_HWC),
+        jnp.where(image_HWC < 127.5 / 255, image_HWC, 1 - image_HWC),
         _blur(image_HWC, _uniform(blur_key, 0.1, 2.0)),
     )
     which = _whole(which_key, (), 0, len(made))

@@ -238,7 +238,7 @@ def _fill(values: dict[str, Any], info: Any, kept: Collection[str]) -> None:
     """Fills in what follows from the data set; switches mirroring off if images forbid it."""
     size = tuple(values["data.image_size"]) or tuple(info.image_size)
     values["data.image_size"] = size * 2 if len(size) == 1 else size
-    stored = tuple(values["data.train_size"])
+    stored = tuple(values.get("data.train_size", ()))
     values["data.train_size"] = stored * 2 if len(stored) == 1 else stored
     values["data.channels"] = channels = values["data.channels"] or info.channels
     values["data.num_classes"] = classes = values["data.num_classes"] or info.num_classes

@@ -243,8 +243,8 @@ def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -
 def _check_splits(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
     """Refuses a data set without the splits to evaluate on, or with training images of another
     size; warns of unused validation images."""
-    size, wanted = dataset.train.gather([0]).shape[1:3], tuple(config.data.train_size)
-    if wanted and wanted != size:
+    wanted = tuple(config.data.train_size)
+    if wanted and wanted != (size := dataset.train.gather([0]).shape[1:3]):
         raise ValueError(
             f"data.train_size={wanted}, but the training images that are given have {size}: remove "
             "data.train_size, or give larger ones"
