@@ -78,6 +78,7 @@ KEYS: Mapping[str, Key] = {
         2**13,
         several=True,
         when=[{"augment.random_resized_crop": ON}],
+        off=(),
     ),
     "data.channels": _whole("image channels, 1 or 3; 0: the data set's", 0, 1024),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),

@@ -170,10 +170,8 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     Returns its description, from its columns and the headers of a few images, and its reader.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"hf={name} needs datasets: pip install 'hsvit_jax[hf]'") from None
+    import datasets
+
     path, config = os.path.expanduser(name), None
     if ":" in name and not os.path.exists(path):
         path, _, config = path.rpartition(":")

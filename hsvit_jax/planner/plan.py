@@ -108,7 +108,7 @@ def _row(cost: Cost, machine: Machine) -> Row:
         "step_seconds": compute + sending,
         "forward_seconds": cost.forward_flops / machine.flops + forward,
         "limit": "links" if sending > compute else "compute",
-        "idle_time_ratio": _idle_hsvit(cost, machine),
+        "idle_time_ratio": _idle(cost, cost.group, machine),
     }
 
 
@@ -141,6 +141,11 @@ def idle_elapsed(devices: int, submodule: float, aggregation: float) -> float:
     return (devices - 1) * aggregation / (submodule + aggregation)
 
 
+def _idle(cost: Cost, devices: int, machine: Machine) -> float:
+    """Equation 3 with each device's part of the group axis as a submodule; 0 for one device."""
+    return idle_ratio(devices, *_times(cost, devices, machine)) if devices > 1 else 0.0
+
+
 def _times(cost: Cost, devices: int, machine: Machine) -> tuple[float, float]:
     """Seconds of a submodule, and of the device that sums all CLS tokens and classifies, in a step.
 
@@ -148,11 +153,6 @@ def _times(cost: Cost, devices: int, machine: Machine) -> tuple[float, float]:
     """
     aggregation = 3 * (cost.head_flops + devices * cost.sum_flops)
     return (cost.step_flops - 3 * cost.head_flops) / machine.flops, aggregation / machine.flops
-
-
-def _idle_hsvit(cost: Cost, machine: Machine) -> float:
-    """Equation 3 with each device's part of the group axis as a submodule; 0 for one device."""
-    return idle_ratio(cost.group, *_times(cost, cost.group, machine)) if cost.group > 1 else 0.0
 
 
 def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[Row]:
@@ -170,7 +170,7 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
             "devices": k,
             "model_parallel": k - 1.0,
             "pipeline": (k - 1) / PIPELINE_STAGES,
-            "hsvit": idle_ratio(k, *_times(cost, k, machine)) if k > 1 else 0.0,
+            "hsvit": _idle(cost, k, machine),
             "hsvit_elapsed": idle_elapsed(k, *_times(cost, k, machine)),
         }
         for k in devices

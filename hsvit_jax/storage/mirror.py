@@ -243,7 +243,8 @@ class Mirror:
                     self.send_files()  # a step's line of the metrics before the step
                     for step in steps:
                         self._send_step(step)
-                    self._remove_old()
+                    for step in [one for one in self._commits if not self._step(one).exists()]:
+                        self._remove(step)
                 since, pause = None, 1.0
                 with self._changed:
                     self._done = asked
@@ -284,11 +285,6 @@ class Mirror:
         marker = json.dumps({"files": files}).encode()
         self.ask(self._store.pipe_file, self._at(f"{at}/{_COMMIT}"), marker)
         self._commits[step] = files
-
-    def _remove_old(self) -> None:
-        """Removes the steps from the store that are gone here."""
-        for step in [step for step in self._commits if not self._step(step).exists()]:
-            self._remove(step)
 
     def _remove(self, step: int) -> None:
         """Removes what the store has of a step, the marker first; a damaged step is renamed."""

@@ -147,14 +147,9 @@ def zoo() -> dict[str, Path]:
 
 def _of_hub(name: str) -> Path:
     """Returns the weight file of a model on the hub in the hub's cache, with its descriptions."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-    except ImportError:
-        raise ValueError(
-            f"hub:{name} needs huggingface_hub: pip install 'hsvit_jax[hub]', or name a downloaded "
-            f"{_FILE}"
-        ) from None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
     model, _, revision = name.partition("@")
     try:
         file = Path(hf_hub_download(model, _FILE, revision=revision or None))

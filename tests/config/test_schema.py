@@ -107,7 +107,7 @@ def test_a_config_of_python_refuses_it_too(family):
 
 def outside(wanted, key):
     """A value of a key that is not among the wanted ones."""
-    values = [*key.choices, *([0, False, 0.0, ""] if not key.choices else [])]
+    values = [*key.choices, *([0, False, 0.0, "", ()] if not key.choices else [])]
     return next(value for value in values if value not in wanted and key.fits(value))
 
 

@@ -257,10 +257,20 @@ def test_images_named_again_are_in_one_split(arrays, tmp_path):
         hsvit_jax.from_csv(table, data_dir=str(tmp_path))
 
 
-def test_hugging_face_sets_need_their_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[hf\]'"):
-        train.load_data(hsvit_jax.get_config("c2a2:hf=beans"))
+@pytest.mark.parametrize(
+    ("library", "words", "extra"),
+    [
+        ("datasets", ["--config=c2a2:hf=beans"], "hf"),
+        ("huggingface_hub", ["--config=c2a2:digits", "--config.init.from=hub:a/b"], "hub"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    monkeypatch, tmp_path, capsys, library, words, extra
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert main.main(["hsvit", "train", *words, f"--workdir={tmp_path}/run"]) == 1
+    said = f"{library} is not installed: pip install 'hsvit_jax[{extra}]'\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 class Rows:

@@ -76,7 +76,7 @@ def test_training_photos_are_stored_larger_than_their_crops(tmp_path, capsys):
     crops = ("augment.random_resized_crop=0.3,1", "augment.crop_padding=0", "train.loggers=")
     config = config_lib.get_config(words, *sizes, *crops, "model.depth=1", "mesh.data=1")
     train.train(config, tmp_path / "run")
-    assert "8×8, crops of 20×24 (1 MB)" in capsys.readouterr().out
+    assert "8×8, crops of 20×24 (1 MB)" in capsys.readouterr().err
     assert (tmp_path / "run" / "batch.png").is_file()
     loaded = train.load_data(config, training=True)
     assert loaded.train.images.shape[1:] == (20, 24, 3)
