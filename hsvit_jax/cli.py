@@ -7,6 +7,7 @@ Ctrl-C, 141 the reader of a pipe is gone.
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -100,6 +101,7 @@ class Command:
         With the flag `checkpoint`, RUN comes first unless a flag names the run.
       exclusive: flags and keys that exclude each other, the first all others.
       remember: whether to keep compiled programs for the next start.
+      group: heading in the list of commands.
       single: maps the configuration's overrides to those of one configuration.
       work: does the work of a `Request` and returns the exit code, None for 0.
     """
@@ -112,6 +114,7 @@ class Command:
     words: str = ""
     exclusive: tuple[str, ...] = ()
     remember: bool = True
+    group: str = ""
     single: Callable[[list[str]], list[str]] = list
     work: Callable[..., int | None] = lambda request: None
 
@@ -383,7 +386,9 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], s
 
 def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
     width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in commands.items()]
+    lines = []
+    for group, rows in itertools.groupby(commands.items(), lambda row: row[1].group):
+        lines += [f"{group}:", *(f"  {name:<{width}}  {row.purpose}" for name, row in rows)]
     usage = f"usage: {program} COMMAND [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
     more = f"Flags and keys of a command: {program} COMMAND --help    Version: {program} --version"
     return "\n".join([usage, "", *lines, "", about, more])

@@ -188,14 +188,19 @@ def test_mesh_alone_names_axes_and_collectives():
 
 
 def test_heavy_parts_are_imported_when_used():
-    """The list of commands is told before jax is loaded; `load` is there before Flax is."""
+    """The list of commands is told before jax is loaded; `load` is there before Flax is.
+
+    A training's first step waits for no library of pictures, statistics or checkpoints.
+    """
     code = (
         "import sys, hsvit_jax.main; hsvit_jax.main.main(['hsvit', '--help']); "
-        "print(*sys.modules); hsvit_jax.load; print(*sys.modules)"
+        "print(*sys.modules); hsvit_jax.load; print(*sys.modules); "
+        "hsvit_jax.fit; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    listed, loadable = (set(line.split()) for line in done.stdout.splitlines()[-2:])
+    listed, loadable, trains = (set(line.split()) for line in done.stdout.splitlines()[-3:])
     assert "absl.flags" in listed and not listed & {*HEAVY, "jax", "numpy", "flax", "optax"}
     assert "jax" in loadable and not loadable & {*HEAVY, "flax", "optax", "grain"}
+    assert "optax" in trains and not trains & {*HEAVY, "scipy.special", "scipy.optimize"}

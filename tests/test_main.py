@@ -1,14 +1,17 @@
 """The command line from end to end, as a new user would meet it."""
 
+import contextlib
 import csv
 import dataclasses
 import errno
 import functools
 import inspect
+import io
 import json
 import os
 import pydoc
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -79,6 +82,38 @@ def test_a_curve_of_votes(capfd, run, tmp_path, monkeypatch):
 def test_no_arguments_print_the_usage(capfd):
     code, out, err = call(capfd)
     assert (code, err) == (2, "") and all(f"\n  {name} " in out for name in commands.COMMANDS)
+
+
+def completed(*words):
+    """What bash proposes for the last word."""
+    line = shlex.join(words)
+    code = 'eval "$(cat)"; COMP_WORDS=(' + line + "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
+    code += "_hsvit 2>/dev/null; printf '%s\\n' \"${COMPREPLY[@]}\""
+    with contextlib.redirect_stdout(io.StringIO()) as script:
+        assert main.main(["hsvit", "completion", "bash"]) == 0
+    script = script.getvalue()
+    done = subprocess.run(["bash", "-c", code], input=script, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def test_completion():
+    """Bash gives '=' as a word of its own; zsh, by bashcompinit, does not."""
+    assert completed("hsvit", "lr") == ["lr-find"]
+    assert completed("hsvit", "export", "--qu") == ["--quantize="]
+    assert completed("hsvit", "export", "--format", "=", "st") == ["stablehlo"]
+    assert {"onnx", "hub"} < {*completed("hsvit", "export", "--format", "=")}
+    assert completed("hsvit", "train", "--config.optim.learn") == ["--config.optim.learning_rate="]
+    assert completed("hsvit", "train", "--config.optim.name", "=", "mu") == ["muon"]
+    assert completed("hsvit", "predict", "--config.optim.n") == []  # it does not read the key
+
+
+def test_the_script_is_printed_for_two_shells(capfd):
+    for shell in ("bash", "zsh"):
+        assert main.main(["hsvit", "completion", shell]) == 0
+        out = capfd.readouterr().out
+        assert out.startswith("autoload" if shell == "zsh" else "_hsvit() {")
+    assert main.main(["hsvit", "completion", "fish"]) == 2
+    assert "name bash or zsh" in capfd.readouterr().err
 
 
 def test_help(capfd):

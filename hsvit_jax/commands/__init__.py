@@ -3,10 +3,18 @@
 A command is a function below its row, a `cli.Command`. The function imports what the work needs.
 """
 
-from collections.abc import Mapping
+import dataclasses
 
-from hsvit_jax.cli import Command
-from hsvit_jax.commands import benchmark, networks, serve, studies, train, trained, weights
+from hsvit_jax.commands import (
+    benchmark,
+    completion,
+    networks,
+    serve,
+    studies,
+    train,
+    trained,
+    weights,
+)
 
 ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
@@ -18,7 +26,7 @@ c2a2:cifar100,paper.
   SWITCHES  tiny (a smoke run: its accuracy means nothing) bf16 conv_only attention_only"""
 
 #: Name → what it does and reads; all other input is refused.
-COMMANDS: Mapping[str, Command] = {
+COMMANDS = {
     "train": train.train,
     "eval": trained.evaluate,
     "predict": trained.predict,
@@ -39,3 +47,13 @@ COMMANDS: Mapping[str, Command] = {
     "convert": weights.convert,
     "benchmark": benchmark.benchmark,
 }
+COMMANDS["completion"] = completion.of(COMMANDS)
+_GROUPS = {
+    "Train": "train search lr-find crossval compare study curves power-search",
+    "Use a trained network": "eval predict report visualize serve export",
+    "Look before training": "list summary plan benchmark",
+    "Tools": "convert completion",
+}
+for _group, _names in _GROUPS.items():
+    for _name in _names.split():
+        COMMANDS[_name] = dataclasses.replace(COMMANDS.pop(_name), group=_group)

@@ -11,7 +11,7 @@ from hsvit_jax.cli import Command, Request, define_numbers
 from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
 
-_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
+_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx", "tflite"]
 _FORMAT = "Defaults to OUT's suffix. hub: a folder; reference: the authors' PyTorch names."
 _TOLERANCE = "Share of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), else 1e-5."
 
@@ -25,6 +25,7 @@ _TOLERANCE = "Share of the largest logit; default: 1e-9 for logits_f64 (rotary 1
         *RUN,
         (flags.DEFINE_enum, "format", None, _FORMATS, _FORMAT),
         (flags.DEFINE_integer, "parts", None, "Export N group programs plus a head.", 1),
+        (flags.DEFINE_enum, "quantize", None, ["int8"], "Quantise an ONNX program."),
         (flags.DEFINE_bool, "fused", False, "Merge a FastViT's branches into single convolutions."),
     ),
     words="OUT",
@@ -39,12 +40,15 @@ def export(request: Request) -> None:
     values, source = request.flags, request.source
     out = Path(*request.words)
     form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
+    if values.quantize and form != "onnx":
+        raise cli.Misuse(f"--quantize={values.quantize} needs a file that ends in .onnx")
+    form = values.quantize or form
     if values.parts is not None and form not in export.PROGRAMS:
-        raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(export.PROGRAMS)}")
+        raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(export.PROGRAMS[:3])}")
     if form not in export.FORMATS:
         raise cli.Misuse(
-            f"the suffix of {out} names no format: use .safetensors, .onnx or .stablehlo, or set "
-            "--format (hub: a folder)"
+            f"the suffix of {out} names no format: use .safetensors, .onnx, .tflite or .stablehlo, "
+            "or set --format (hub: a folder)"
         )
     if values.parts is None:
         cli.ending(out, export.FORMATS[form].ending, "OUT")

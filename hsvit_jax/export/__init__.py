@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hsvit_jax import artifacts
-from hsvit_jax.export import programs
+from hsvit_jax.export import programs, quantize
 from hsvit_jax.train import metrics
 from hsvit_jax.weights import files, sources, torch
 from hsvit_jax.weights.stored import Stored
@@ -156,6 +156,8 @@ FORMATS = {
     "reference": Format(".safetensors", _reference),
     "stablehlo": Format(".stablehlo", partial(programs.contents, programs.stablehlo)),
     "onnx": Format(".onnx", partial(programs.contents, programs.onnx)),
+    "tflite": Format(".tflite", partial(programs.contents, programs.tflite)),
+    "int8": Format(".onnx", quantize.contents),
 }
 #: The formats that can be cut into parts.
-PROGRAMS = ("stablehlo", "onnx")
+PROGRAMS = ("stablehlo", "onnx", "tflite", "int8")

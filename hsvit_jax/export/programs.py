@@ -1,15 +1,15 @@
-"""Trained networks as programs that run without this package: StableHLO and ONNX.
+"""Trained networks as programs that run without this package: StableHLO, ONNX and LiteRT.
 
-A program takes any number of uint8 images and contains normalisation and weights. It is traced with
-the formulas of accelerators, whose batch may be symbolic. `--parts` writes one program for each
-part of the network and one for the head (`models.hsvit.parts`).
+A program takes uint8 images, LiteRT's one and the others any number, and contains normalisation and
+weights. It is traced with the formulas of accelerators, whose batch may be symbolic. `--parts`
+writes one program for each part of the network and one for the head (`models.hsvit.parts`).
 """
 
 import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,22 +154,57 @@ def onnx(program: Program) -> bytes:
             converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
             session = onnxruntime.InferenceSession(converted, options)
         except Exception as error:  # Plug-ins and runtimes raise arbitrary exceptions.
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(
-                f"jax2onnx cannot convert this network, use --format=stablehlo: {reason}"
-            ) from error
-        rng = np.random.default_rng(0)
-        given = [rng.integers(1, 256, s.shape).astype(s.dtype) for s in program.shapes(2)]
-        # By default accelerators multiply float32 in TF32 or bfloat16, the ONNX runtime does not.
-        with jax.default_matmul_precision("highest"):
-            wanted = jax.jit(program.closed)(*given)
-    found = session.run(None, dict(zip(program.inputs, given, strict=True)))
+            raise _refusal("jax2onnx", error) from error
+        _check(program, 2, lambda given: session.run(None, given))
+    return converted
+
+
+def tflite(program: Program) -> bytes:
+    """Converts a program for one image to LiteRT by StableHLO, runs it, and compares as `onnx`."""
+    from ai_edge_litert import interpreter
+    from jax import export
+    from litert_converter import converter_api_ext
+    from litert_converter.mlir import ir, passmanager
+
+    with conv.as_on_accelerators():
+        exported = export.export(jax.jit(program.closed), platforms=["cpu"])(*program.shapes(1))
+        context, config = ir.Context(), converter_api_ext.ConvertToTFLConfig()
+        converter_api_ext.prepare_mlir_context(context)
+        try:
+            with context:
+                module = ir.Module.parse(exported.mlir_module())
+                signature = "serving_default", [*program.inputs], [*program.outputs]
+                converter_api_ext.set_signature(module.operation, *signature)
+                converter_api_ext.run_convert_to_tfl_passes(
+                    module, passmanager.PassManager(), config
+                )
+                converted = converter_api_ext.export_flatbuffer_to_bytes(module.operation)
+            run = interpreter.Interpreter(model_content=converted).get_signature_runner()
+        except Exception as error:
+            raise _refusal("LiteRT's converter", error) from error
+        _check(program, 1, lambda given: [run(**given)[name] for name in program.outputs])
+    return converted
+
+
+def _refusal(converter: str, error: Exception) -> ValueError:
+    """The error on a network that a converter, which may raise anything, does not take."""
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ValueError(f"{converter} cannot convert this network, use --format=stablehlo: {reason}")
+
+
+def _check(program: Program, batch: int, run: Callable[[dict], Sequence[np.ndarray]]) -> None:
+    """Raises ValueError if a converted program's numbers differ from its function's."""
+    rng = np.random.default_rng(0)
+    given = [rng.integers(1, 256, s.shape).astype(s.dtype) for s in program.shapes(batch)]
+    # By default accelerators multiply float32 in TF32 or bfloat16, the runtimes do not.
+    with jax.default_matmul_precision("highest"):
+        wanted = jax.jit(program.closed)(*given)
+    found = run(dict(zip(program.inputs, given, strict=True)))
     for name, ours, theirs in zip(program.outputs, wanted, found, strict=True):
         error, size = np.abs(ours - theirs).max(), np.abs(ours).max()
         if not error <= 1e-4 * max(size, 1e-3):
-            wrong = f"the ONNX program of {program.name} is wrong: its {name} differ by"
+            wrong = f"the converted program of {program.name} is wrong: its {name} differ by"
             raise ValueError(f"{wrong} {error:.2g} of {size:.2g}; use --format=stablehlo")
-    return converted
 
 
 def contents(
@@ -182,14 +217,14 @@ def contents(
     """Returns the files of a network's programs, first the JSON that describes them.
 
     Args:
-      convert: `stablehlo` or `onnx`.
+      convert: `stablehlo`, `onnx` or `tflite`.
       stored: the network.
       about: its description.
       out: name of the file.
       parts: number of parts; None for one program of the whole network.
     """
     form = convert.__name__
-    if convert is onnx:  # ONNX runtimes compute in float32 on a CPU
+    if convert in (onnx, tflite):  # their runtimes compute in float32 on a CPU
         model = copy.copy(stored.model)
         model.dtype = jnp.dtype(jnp.float32)
         stored = stored._replace(model=model)

@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-from scipy import special
+import scipy
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
@@ -91,7 +91,7 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
         held_out = _thinned(dataset.val)
         fitted_on = _logits(classifier, held_out, batch), held_out.labels
     temperature = measures.fit_temperature(*fitted_on)
-    p_NK = special.softmax(logits_NK, axis=1)
+    p_NK = scipy.special.softmax(logits_NK, axis=1)
     wrong, _ = measures.hardest(p_NK, labels_N, len(part))
     mistakes = [
         (part.names[i], int(labels_N[i]), int(predicted_N[i]), float(p_NK[i].max())) for i in wrong
@@ -166,7 +166,7 @@ def _occlusion(
         for one, place in zip(covered, itertools.cycle(places), strict=False):
             one[place] = color
         logits = classifier.logits(covered, batch).astype(np.float64)
-        p_NPK = special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
+        p_NPK = scipy.special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
         for p_K, p_PK in zip(p_NK[first:], p_NPK, strict=False):
             falls.append((p_K.max() - p_PK[:, p_K.argmax()]).reshape(_ROWS, _ROWS))
     return falls + [None] * (len(images_NHWC) - len(falls))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 from hsvit_jax import artifacts
 
@@ -77,7 +77,7 @@ def calibration(
     logits_NK: np.ndarray, labels_N: np.ndarray, temperature: float = 1.0
 ) -> Calibration:
     """Measures calibration in bins of equal width. Source: Guo et al., arXiv 1706.04599."""
-    log_p_NK = special.log_softmax(logits_NK / temperature, axis=1)
+    log_p_NK = scipy.special.log_softmax(logits_NK / temperature, axis=1)
     confidence_N = np.exp(log_p_NK.max(1))
     right_N = log_p_NK.argmax(1) == labels_N
     place_N = np.minimum((confidence_N * _BINS).astype(int), _BINS - 1)
@@ -96,11 +96,11 @@ def fit_temperature(logits_NK: np.ndarray, labels_N: np.ndarray) -> float:
     """Fits the temperature, from 1/20 to 20, with the lowest cross-entropy."""
 
     def loss(log_inverse: float) -> float:
-        log_p_NK = special.log_softmax(logits_NK * np.exp(log_inverse), axis=1)
+        log_p_NK = scipy.special.log_softmax(logits_NK * np.exp(log_inverse), axis=1)
         return -np.take_along_axis(log_p_NK, labels_N[:, None], 1).mean()
 
     most = np.log(20.0)
-    found = optimize.minimize_scalar(loss, bounds=(-most, most), method="bounded")
+    found = scipy.optimize.minimize_scalar(loss, bounds=(-most, most), method="bounded")
     return float(np.exp(-found.x))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -88,8 +89,10 @@ class Interface:
         c = self._classifier
         await asyncio.to_thread(maps, c, np.zeros((*c.image_size, c.channels), np.uint8))
         work = asyncio.create_task(self.batcher.run())
+        gc.freeze()  # the collector would halt requests to search what jax has made
         yield
         work.cancel()
+        gc.unfreeze()
 
     def _guarded(self, handler: _Handler) -> _Handler:
         """Returns a handler behind admission that measures its requests."""

@@ -71,15 +71,17 @@ class Batcher:
                 one.answer.cancel()
 
     async def run(self) -> None:
-        """Answers batches until it is cancelled."""
-        while True:
-            self._arrived.clear()
-            if not self._queue:
-                await self._arrived.wait()
-                await asyncio.sleep(self.wait)
-            batch = self._take()
-            if batch:
-                await self._answer(batch)
+        """Answers batches until it is cancelled, several at once if the voters can."""
+        places = asyncio.Semaphore(self.voters.at_once)
+        async with asyncio.TaskGroup() as batches:
+            while True:
+                await places.acquire()
+                self._arrived.clear()
+                if not self._queue:
+                    await self._arrived.wait()
+                    await asyncio.sleep(self.wait)
+                task = batches.create_task(self._answer(self._take()))
+                task.add_done_callback(lambda _: places.release())
 
     def _take(self) -> list[_Waiting]:
         """Takes the next batch, at least three quarters full: padding costs as much on a CPU."""
@@ -93,6 +95,8 @@ class Batcher:
         return [one for one in batch if not one.answer.done()]
 
     async def _answer(self, batch: list[_Waiting]) -> None:
+        if not batch:  # its requests were abandoned
+            return
         size = next(size for size in self.sizes if size >= len(batch))
         rows = [*range(len(batch)), *[0] * (size - len(batch))]
         try:

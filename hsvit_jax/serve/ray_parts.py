@@ -65,6 +65,8 @@ class RayParts:
       front: the server's address; parts that an ended server left there are deleted.
     """
 
+    at_once = 1  # a part without its next batch would miss it
+
     def __init__(
         self,
         classifier: Classifier,

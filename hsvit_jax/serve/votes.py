@@ -51,9 +51,14 @@ class Ballot(NamedTuple):
 
 
 class Voters(Protocol):
-    """Parts that vote, wherever they run."""
+    """Parts that vote, wherever they run.
+
+    Attributes:
+      at_once: batches that they can vote on at the same time.
+    """
 
     parts: tuple[Part, ...]
+    at_once: int
 
     async def vote(self, images_BHWC: np.ndarray) -> Ballot:
         """Returns the parts' votes on uint8 images of the network's size."""
@@ -73,6 +78,8 @@ class Network:
     Attributes:
       parts: the groups or towers; a network without groups is one part with one vote.
     """
+
+    at_once = 2  # one batch's serial parts leave a CPU idle, and one's copies an accelerator
 
     def __init__(self, classifier: Classifier) -> None:
         self.classifier, model, config = classifier, classifier.model, classifier.config
@@ -105,7 +112,7 @@ class Network:
             return jax.nn.softmax(jnp.stack([*map(of_view, cls_VPBD)]).mean(0), -1)
 
         # Large images may keep all of asyncio's threads busy.
-        self._thread = ThreadPoolExecutor(1)
+        self._threads = ThreadPoolExecutor(self.at_once)
         self._contributions = jax.jit(contributions)
         self._elected = jax.jit(elected)
 
@@ -120,7 +127,7 @@ class Network:
     async def vote(self, images_BHWC: np.ndarray) -> Ballot:
         """See `Voters`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self.contributions, images_BHWC)
+        return await loop.run_in_executor(self._threads, self.contributions, images_BHWC)
 
     def elect(
         self, parts: tuple[Part, ...], cls_VPBD: np.ndarray, voted_PB: np.ndarray

@@ -34,6 +34,17 @@ _RESIDENT_BYTES = 1 << 31
 _SPLITS = ("train", "val", "test")
 
 
+def without_augmentation(config: config_lib.Settings) -> config_lib.Settings:
+    """Switches off what would change a cached image, but for the user's settings, and says so."""
+    active = step_lib.augment_settings(config).active()
+    values = {f"augment.{name}": value for name, value in active.items()}
+    values |= {"data.repeats": 1} if config.data.repeats > 1 else {}
+    values = {key: value for key, value in values.items() if key not in config.user}
+    if values:
+        coordination.print_once(f"init.cache switches augmentation off: {', '.join(values)}")
+    return config.filled(values)
+
+
 def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
     """Raises ValueError, naming the fix, for a run whose features cannot be cached."""
     where = f"init.cache={config.init.cache}"

@@ -71,6 +71,7 @@ class Loop:
     in_flight = 4  # steps: enough to keep devices busy, few enough not to starve CPU collectives
     wait_for_others = 3600.0  # seconds after a process has compiled the step
     agreement = contextlib.nullcontext  # the context of each step and of each epoch's end
+    after_first: Callable[[], None] | None = None  # draws the first batch, once it is trained on
 
     def __init__(
         self,
@@ -151,6 +152,8 @@ class Loop:
             if len(self.pending) > self.in_flight or number == self.first:
                 self.process_oldest_step()
             if number == self.first:  # the first step is slower than the others
+                if self.after_first:
+                    self.after_first()
                 self.mark(number)
 
     def unfreeze(self, number: int) -> None:

@@ -124,6 +124,8 @@ def prepare(
     config = config_lib.resolve(config, dataset.info, **known)
     config_lib.refuse_unread(config)
     _check_splits(config, dataset)
+    if config.init.cache:
+        config = feature_cache.without_augmentation(config)
     try:
         model = _network(config)
     except ValueError:

@@ -144,12 +144,14 @@ def train(
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
         bar.say(_opening(run, first, given))
-        if verbose and not first and not run.config.init.cache:
-            with metrics.forgiven("picture of the first batch"):
-                batches_lib.draw_first(run, workdir / "batch.png")
-
         kind = elastic.RecoverableLoop if recoverable and several else Loop
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
+        if verbose and not first and not run.config.init.cache:
+            draw = functools.partial(_draw_first, run, workdir / "batch.png")
+            if several:  # later the others would wait in a collective of the second step
+                draw()
+            else:
+                loop.after_first = draw
         state = loop.take_steps(state)
         last = int(state["step"])
         best_step, state, validation, test = loop.conclude(state, evaluate_test)
@@ -194,6 +196,12 @@ def _open_metrics(
         if not (ended and about.exists()):  # a finished run keeps the training's environment
             artifacts.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
+
+
+def _draw_first(run: Run, path: Path) -> None:
+    """Draws the first batch, or warns that it cannot."""
+    with metrics.forgiven("picture of the first batch"):
+        batches_lib.draw_first(run, path)
 
 
 def _devices(mesh: jax.sharding.Mesh) -> str:

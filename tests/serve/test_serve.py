@@ -180,32 +180,34 @@ def test_uploads_stay_in_memory(client, monkeypatch):
 
 
 def test_requests_are_batched_and_bounded(network, monkeypatch):
-    """While a batch is computed, others wait for the next, up to the queue's length."""
-    sizes, gate, under_way = [], threading.Event(), threading.Event()
+    """While two batches are computed, others wait for the next, up to the queue's length."""
+    sizes, gate, under_way = [], threading.Event(), threading.Semaphore(0)
     plain = votes.Network.contributions
 
     def contributions(self, images_BHWC):
         sizes.append(len(images_BHWC))
-        under_way.set()
+        under_way.release()
         assert gate.wait(20)
         return plain(self, images_BHWC)
 
     def send():
         return client.post("/predict", files=FILES[:1]).status_code
 
-    with client_of(network, limits=Limits(queue=5, seconds=20)) as client:
+    with client_of(network, limits=Limits(queue=6, seconds=20)) as client:
         monkeypatch.setattr(votes.Network, "contributions", contributions)
-        with ThreadPoolExecutor(5) as pool:
-            first = pool.submit(send)
-            assert under_way.wait(20)
-            others = [pool.submit(send) for _ in range(4)]
+        with ThreadPoolExecutor(6) as pool:
+            found = []
+            for _ in range(2):
+                found.append(pool.submit(send))
+                assert under_way.acquire(timeout=20)
+            found += [pool.submit(send) for _ in range(4)]
             while "hsvit_queue_images 4.0" not in client.get("/metrics").text:
                 time.sleep(0.01)
             assert send() == 429
             gate.set()
-        never = client.post("/predict", files=FILES[:1] * 6)
-        assert never.status_code == 413 and "5 files at most" in never.json()["error"]
-    assert [f.result() for f in (first, *others)] == [200] * 5 and sizes == [1, 4]
+        never = client.post("/predict", files=FILES[:1] * 7)
+        assert never.status_code == 413 and "6 files at most" in never.json()["error"]
+    assert [f.result() for f in found] == [200] * 6 and sizes == [1, 1, 4]
 
 
 def test_large_images_keep_nobody_waiting(network, monkeypatch):

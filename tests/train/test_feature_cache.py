@@ -169,3 +169,20 @@ def test_what_is_computed_of_no_image_is_computed_again():
     rest = jax.jit(feature_extractor.Rest(network, "embedding").apply)(params, stats, z)[0]
     whole = jax.jit(network.apply)(params, stats, x)[0]
     np.testing.assert_allclose(rest, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_augmentation_is_off_unless_the_user_set_it(stored_weights, tmp_path, capsys):
+    """Of the recipe's; the run learns as one without augmentation, and its config.json says so."""
+    spec = "c2a2:digits,fast"
+    words = [f"init.from={stored_weights}", "init.freeze=trunk", f"init.cache={tmp_path}"]
+    assert config_lib.get_config(spec, *words).augment.flip is False  # digits are not mirrored
+    run = train.prepare(config_lib.get_config(spec, *words, "init.from=zoo:c2a2-digits"))
+    said = capsys.readouterr().err
+    assert said == "init.cache switches augmentation off: augment.crop_padding\n"
+    assert run.config.augment.crop_padding == 0
+    assert "augment.crop_padding" not in run.config.user
+    asked = config_lib.get_config(
+        spec, *words, "init.from=zoo:c2a2-digits", "augment.crop_padding=2"
+    )
+    with pytest.raises(ValueError, match=r"switch it off \(--config.augment.crop_padding=0\)"):
+        train.prepare(asked)
