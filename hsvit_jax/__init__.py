@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hsvit_jax.models import Family as Family
     from hsvit_jax.models import register as register
     from hsvit_jax.run_report import fit as fit
+    from hsvit_jax.tasks import register_loss as register_loss
+    from hsvit_jax.tasks import register_metric as register_metric
     from hsvit_jax.train import Callback as Callback
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ _NAMES = {
     "data": "from_arrays from_csv from_examples",
     "models": "Family register",
     "run_report": "fit",
+    "tasks": "register_loss register_metric",
     "train": "Callback",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -15,23 +15,24 @@ FILES = {
 }
 HEAVY = {"fsspec", "tensorflow_datasets", "PIL", "matplotlib", "orbax", "tensorboardX", "torch"}
 
+BELOW_TRAIN = "artifacts augment checkpoint config data mesh models runtime tasks weights"
 #: Floor, its rooms (folders or files at the top of the package), and the rooms that each of them
 #: may import beside `text`; "*" is every room of a lower floor.
 FLOORS = (
     (0, "text", ""),
-    (1, "artifacts augment mesh ops runtime storage", ""),
+    (1, "artifacts augment mesh ops runtime storage tasks", ""),
     (2, "checkpoint data", "storage"),
     (2, "models", "ops"),
-    (3, "config", "models"),
+    (3, "config", "models tasks"),
     (4, "planner", "artifacts config mesh models ops"),
     (4, "weights", "artifacts checkpoint config models ops storage"),
-    (5, "train", "artifacts augment checkpoint config data mesh models runtime storage weights"),
-    (6, "classifier", "artifacts augment checkpoint config data mesh models runtime train weights"),
+    (5, "train", f"{BELOW_TRAIN} storage"),
+    (6, "classifier", f"{BELOW_TRAIN} train"),
     (7, "cli", "artifacts config runtime storage"),
     (7, "benchmark export run_report serve studies", "*"),
     (8, "commands", "*"),
     (9, "main", "cli commands runtime"),
-    (9, "__init__", "augment classifier config data models run_report train"),
+    (9, "__init__", "augment classifier config data models run_report tasks train"),
 )
 FLOOR = {room: floor for floor, rooms, _ in FLOORS for room in rooms.split()}
 MAY_IMPORT = {

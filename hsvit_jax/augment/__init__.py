@@ -135,13 +135,13 @@ def train_batch(
       epoch: from 0 on.
       batch_key: this batch's key, for MixUp and CutMix.
       images_BHWC: uint8.
-      labels_B: int (B,), from 0 to num_classes - 1.
+      labels_B: int (B,), from 0 to num_classes - 1; or float32 targets (B, K).
       indices_B: int (B,), the examples' indices in the data set.
       late: the batch comes after `mix_until` and is not mixed.
 
     Returns:
-      float32 images (B, H, W, C), of `settings.size`, and float32 targets (B, K); each row sums
-      to 1.
+      float32 images (B, H, W, C), of `settings.size`, and float32 targets (B, K); a row of classes
+      sums to 1.
 
     Raises:
       ValueError: as `check_size`.
@@ -201,7 +201,12 @@ def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float,
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
-    """Makes target rows, float32 (B, K), with smoothing s: 1 - s + s/K at the label, else s/K."""
+    """Makes target rows, float32 (B, K), with smoothing s: 1 - s + s/K at the label, else s/K.
+
+    Labels that are target rows already move by the share s towards 1/2.
+    """
+    if labels_B.ndim == 2:
+        return labels_B * (1.0 - label_smoothing) + 0.5 * label_smoothing
     off = label_smoothing / num_classes
     on = 1.0 - label_smoothing + off
     classes_K = jnp.arange(num_classes, dtype=labels_B.dtype)

@@ -46,7 +46,7 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
 
 def _random_dataset(config: ml_collections.ConfigDict) -> Any:
     """Eight batches of random images, shaped like the configuration's data."""
-    info = data.describe(config.data.name, config.data.dir or None)
+    info = data.describe(config.data.name, config.data.dir or None, config.data.task)
     resolved = config_lib.resolve(config, info)
     shape = (8 * resolved.train.batch, *resolved.data.image_size, resolved.data.channels)
     rng = np.random.default_rng(0)

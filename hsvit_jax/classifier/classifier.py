@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, data
+from hsvit_jax import augment, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.text import few
@@ -122,6 +122,8 @@ class Classifier:
     def predict(self, images: Any) -> np.ndarray:
         """Computes class probabilities of `images` (see `logits`), float32 (B, K) or (K,).
 
+        Several labels have a probability each. Numbers are in the unit of the data, in float64.
+
         Raises:
           BadImage: an image cannot be used.
           ValueError: the network's logits are not finite.
@@ -132,8 +134,8 @@ class Classifier:
                 f"the logits of step {self.step} are not finite: choose another checkpoint "
                 "(which=, --which)"
             )
-        odds = np.exp(logits - logits.max(-1, keepdims=True))
-        return (odds / odds.sum(-1, keepdims=True)).astype(np.float32)
+        task = tasks.of(self.config)
+        return task.answer(logits).astype(task.dtype)
 
     def embed(self, images: Any) -> np.ndarray:
         """Computes the input of the classifier's linear map, for HSViT the mean CLS token.
@@ -175,9 +177,6 @@ class Classifier:
 
         Returns:
           a list with the `views.Views` of each image; for one image its own.
-
-        Raises:
-          ValueError: the network has nothing to show.
         """
         from hsvit_jax.classifier import views
 
@@ -199,6 +198,31 @@ class Classifier:
 
         return jax.jit(arrays, out_shardings=mesh_lib.replicated(self.mesh))
 
+    def grad_cam(self, images: Any) -> np.ndarray | None:
+        """Computes where images speak for their predicted class, by `grad_cam.grad_cam`.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          float32 (B, rows, columns), for one image (rows, columns); None without feature maps.
+        """
+        images_BHWC, one = self._fitted(images)
+        heat_BHW = jax.device_get(self._cam(self.params, self.stats, images_BHWC))
+        return heat_BHW[0] if one and heat_BHW is not None else heat_BHW
+
+    @cached_property
+    def _cam(self) -> Any:
+        """Grad-CAM of a batch, compiled once for each instance."""
+        from hsvit_jax.classifier.grad_cam import grad_cam
+
+        def cam(params: dict, stats: dict, images_BHWC: jax.Array) -> jax.Array | None:
+            pixels = self.config.data
+            x_BHWC = augment.normalise(images_BHWC, tuple(pixels.mean), tuple(pixels.std))
+            return grad_cam(self.model, params, stats, x_BHWC)
+
+        return jax.jit(cam, out_shardings=mesh_lib.replicated(self.mesh))
+
     @cached_property
     def voters_G(self) -> np.ndarray:
         """The votes of the attention groups, float32 (G,): 0 for those lost in training."""
@@ -219,7 +243,8 @@ class Classifier:
         params, stats = mesh_lib.fetch(self.mesh, (self.params, self.stats))
         pixels = self.config.data
         normalise = partial(augment.normalise, mean=pixels.mean, std=pixels.std)
-        return parts.cut(self.model, params, stats, count, normalise)
+        answer = tasks.of(self.config).answer
+        return parts.cut(self.model, params, stats, count, normalise, answer)
 
     def fused(self) -> "Classifier":
         """Builds the same network for inference: a FastViT's branches become single convolutions.
@@ -241,7 +266,7 @@ class Classifier:
             table is evaluated, unless the network was trained on that folder or table.
 
         Returns:
-          `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
+          `train.evaluate.Evaluation`: loss, accuracy, confusion matrix; or `Scores`.
 
         Raises:
           ValueError: a class is unknown, images have another shape, or there are none.
@@ -254,8 +279,11 @@ class Classifier:
                 names = "image_size={}, channels={}, fit={!r}".format(*mine)
                 raise ValueError(f"the network needs {names}: pass these to from_arrays")
             dataset = self.relabelled(dataset.test, dataset.info)
+        task, shape = self.config.data.task, dataset.labels.shape[1:]
         classes, labels, images = len(self.class_names), dataset.labels, dataset.images
-        if len(labels) and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        if shape != (() if task == "classify" else (classes,)):
+            raise ValueError(f"the network's labels are others: pass task={task!r} to from_arrays")
+        if not shape and len(labels) and not 0 <= np.min(labels) <= np.max(labels) < classes:
             raise ValueError(f"labels must number the network's {classes} class_names from 0")
         if images is not None and images.dtype != np.uint8:
             raise ValueError(f"images must be uint8, not {images.dtype}: use hsvit_jax.from_arrays")
@@ -303,7 +331,13 @@ class Classifier:
                 "--class_names"
             )
         numbers_K = np.array([known.index(name) for name in names], np.int32)
-        return dataclasses.replace(split, labels=numbers_K[split.labels])
+        if split.labels.ndim == 1:
+            return dataclasses.replace(split, labels=numbers_K[split.labels])
+        if (missing := {*known} - {*names}) and info.task == "regress":
+            raise ValueError(f"{info.name} needs the columns {few(sorted(missing))} too: add them")
+        labels_NK = np.zeros((len(split), len(known)))  # a label that is not named is not there
+        labels_NK[:, numbers_K] = split.labels
+        return dataclasses.replace(split, labels=labels_NK)
 
     def read(self, path: str | Path) -> np.ndarray:
         """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""

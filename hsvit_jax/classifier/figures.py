@@ -1,5 +1,6 @@
 """Figures of a network's views of an image: `figures` draws one for each kind."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,31 +8,43 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import artifacts, data
+from hsvit_jax import artifacts, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.classifier.views import Groups, Sequences, Views
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import printable
 
-KINDS = ("votes", "maps", "looks", "matrices", "heads", "features")
+KINDS = ("votes", "gradcam", "maps", "looks", "matrices", "heads", "features")
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # most panels side by side
 
 
 def figures(
-    views: Views, image_HWC: np.ndarray, classes: tuple[str, ...], title: str
+    views: Views,
+    image_HWC: np.ndarray,
+    classes: tuple[str, ...],
+    title: str,
+    task: tasks.Classify,
 ) -> Iterator[tuple[str, Any]]:
     """Yields each kind of view that the network has, and its figure.
 
     Args:
-      title: title of every figure, before the predicted class.
+      title: title of every figure, before the answer.
+      task: answers the logits.
     """
-    odds = np.exp(views.logits_K - views.logits_K.max())
-    best = int(odds.argmax())
-    title = f"{title}: predicted as {classes[best]} ({odds[best] / odds.sum():.0%})"
+    answer_K = task.answer(np.asarray(views.logits_K))
+    title = f"{title}: predicted as {task.said(answer_K, classes)}"
     if views.votes_GK is not None:
-        yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
+        votes = _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
+        if task.unit == "value":  # columns have no first choice
+            votes.axes[1].set_title("standardised numbers of each group's CLS alone", fontsize=9)
+            votes.axes[2].set_ylabel("deviations from the mean")
+            for dot in [*votes.axes[1].lines]:
+                dot.remove()
+        yield "votes", votes
+    if views.cam_HW is not None:
+        yield "gradcam", _cam(views.cam_HW, image_HWC, title)
     if views.groups is not None:
         yield "maps", _maps(views.groups, image_HWC, title)
     s = views.sequences
@@ -55,7 +68,7 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
       the paths of the PNGs, and the errors of files that are no images.
 
     Raises:
-      ValueError: the network has nothing to show, or `out` is a file.
+      ValueError: `out` is a file.
     """
     by = f" by {config_lib.title(network.config.model)}, step {network.step:,}"
     by += ", without its other views" * (network.config.eval.tta != "none")
@@ -69,11 +82,15 @@ def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[P
         coordination.check_same("list of images", "" if image_HWC is None else str(path))
         if image_HWC is None:
             continue
+        heat_BHW = network.grad_cam(image_HWC[None])
         views = network.explain(image_HWC[None])[0]
+        if heat_BHW is not None:
+            views = dataclasses.replace(views, cam_HW=heat_BHW[0])
         if not coordination.is_lead():
             continue
         title = printable(f"{Path(*path.parts[-2:])}{by}")
-        for kind, figure in figures(views, image_HWC, network.class_names, title):
+        answer = network.class_names, title, tasks.of(network.config)
+        for kind, figure in figures(views, image_HWC, *answer):
             written.append(out / f"{stem}-{kind}.png")
             artifacts.save_figure(figure, written[-1])
     return written, errors
@@ -176,6 +193,18 @@ def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
         rows[f"group {g}"] = panels
     foot = "kernel: attention its map gets from the group's last CLS"
     return _rows(rows, image_HWC, (1.05, 1.15), title, foot)
+
+
+def _cam(cam_HW: np.ndarray, image_HWC: np.ndarray, title: str) -> Any:
+    """The image, and Grad-CAM over it, from none to the largest value."""
+    figure = _figure(6.4, 3.6, title)
+    left, right = figure.subplots(1, 2)
+    _show(left, image_HWC, "image")
+    _show(right, image_HWC, "what speaks for the class (Grad-CAM)")
+    rows, columns = image_HWC.shape[:2]
+    place = {"extent": (-0.5, columns - 0.5, rows - 0.5, -0.5), "interpolation": "bilinear"}
+    right.imshow(cam_HW, cmap="inferno", alpha=0.6, vmin=0, vmax=cam_HW.max() or 1.0, **place)
+    return figure
 
 
 def _attention(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import data
+from hsvit_jax import data, tasks
 from hsvit_jax.artifacts import csv_text
 from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.data.listing import walk, warn_of_others
@@ -40,14 +40,16 @@ def listed(paths: Sequence[str]) -> list[Path]:
 
 
 def predict(
-    network: Classifier, paths: Sequence[Path], top_k: int = 5
+    network: Classifier, paths: Sequence[Path], top_k: int | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Classifies image files, all in memory together.
 
     Returns:
-      a row for each file and rank (file, rank from 1, label, probability), and the errors of files
-      that could not be read.
+      a row for each file and rank (file, rank from 1, label, and its probability or value), and the
+      errors of files that could not be read. A file without a label over its threshold has one row
+      of the label ''.
     """
+    task = tasks.of(network.config)
     rows, errors, images, names = [], [], [], []
     pool = futures.ThreadPoolExecutor(os.cpu_count())
     try:
@@ -64,9 +66,9 @@ def predict(
     coordination.check_same("list of images", "\n".join(names))
     probabilities_BK = network.predict(np.stack(images)) if images else ()
     for name, p_K in zip(names, probabilities_BK, strict=True):
-        for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
-            label = network.class_names[k]
-            rows.append({"file": name, "rank": rank, "label": label, "probability": float(p_K[k])})
+        found = task.rows(p_K, network.class_names, top_k or task.most)
+        found = found or [{"label": "", task.unit: None}]
+        rows += [{"file": name, "rank": rank, **row} for rank, row in enumerate(found, 1)]
     return rows, errors
 
 
@@ -75,13 +77,19 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
-        columns = ["file", "rank", "label", "probability"]
-        cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
+        columns = [*rows[0]] if rows else ["file", "rank", "label", "probability"]
+        cells = [[*[*row.values()][:3], _amount(row, ".6f", ".8g")] for row in rows]
         return printable(csv_text([columns] * head + cells).rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
-        top = f"{row['label']} {row['probability']:.1%}"
+        top = f"{row['label']} {_amount(row, '.1%', '.5g')}" if row["label"] else "no label"
         by_file.setdefault(one_line(row["file"]), []).append(top)
     width = max((len(name) for name in by_file), default=0)
     lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
     return printable("\n".join(lines))
+
+
+def _amount(row: dict[str, Any], probability: str, value: str) -> str:
+    """Formats a row's probability or value; '' for none."""
+    amount = row.get("probability", row.get("value"))
+    return "" if amount is None else format(amount, probability if "probability" in row else value)

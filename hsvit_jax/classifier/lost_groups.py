@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import artifacts, data
+from hsvit_jax import artifacts, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier.classifier import Classifier
@@ -127,6 +127,7 @@ def curve(network: Classifier, split: data.Split, most: int = 16) -> list[Point]
     Raises:
       ValueError: the network has no groups.
     """
+    tasks.refuse_others(network.config, "--curve")
     units_UG = units(network.model)
     sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, network.config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])

@@ -81,7 +81,7 @@ def configured(
         config.data.fraction = 1.0
     if not own or "data.val_fraction" in given:
         config.data.val_fraction = other.data.val_fraction
-    for key in ("batch", "tta"):
+    for key in ("batch", "tta", "threshold"):
         if f"eval.{key}" in given:
             config.eval[key] = other.eval[key]
     return config, own

@@ -54,12 +54,16 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """The arrays of one image; votes of groups that were lost in training are NaN."""
+    """The arrays of one image; votes of groups that were lost in training are NaN.
+
+    cam_HW: Grad-CAM of the predicted class, see `grad_cam`.
+    """
 
     logits_K: np.ndarray
     votes_GK: np.ndarray | None = None
     groups: Groups | None = None
     sequences: Sequences | None = None
+    cam_HW: np.ndarray | None = None
 
 
 def views_of(
@@ -72,12 +76,7 @@ def views_of(
 
     Args:
       voters_G: 0 for groups that were lost in training.
-
-    Raises:
-      ValueError: the network has nothing to show.
     """
-    if set(arrays) == {"logits"}:
-        raise ValueError("this network has nothing to show: no attention, groups or token grid")
     groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in of_kind]

@@ -29,6 +29,7 @@ c2a2:cifar100,paper.
 COMMANDS = {
     "train": train.train,
     "eval": trained.evaluate,
+    "probe": trained.probe,
     "predict": trained.predict,
     "visualize": trained.visualize,
     "serve": serve.serve,
@@ -50,7 +51,7 @@ COMMANDS = {
 COMMANDS["completion"] = completion.of(COMMANDS)
 _GROUPS = {
     "Train": "train search lr-find crossval compare study curves power-search",
-    "Use a trained network": "eval predict report visualize serve export",
+    "Use a trained network": "eval probe predict report visualize serve export",
     "Look before training": "list summary plan benchmark",
     "Tools": "convert completion",
 }

@@ -108,7 +108,8 @@ def _resolved(request: Request) -> tuple[Any, Any, int]:
     from hsvit_jax import data, train
     from hsvit_jax.train import optim
 
-    info = data.describe(request.config.data.name, request.config.data.dir or None)
+    about = request.config.data
+    info = data.describe(about.name, about.dir or None, about.task)
     config_lib.refuse_unread(request.config)
     config = config_lib.resolve(request.config, info)
     if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.user:

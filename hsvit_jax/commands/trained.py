@@ -47,6 +47,7 @@ def evaluate(request: Request) -> None:
     from hsvit_jax.classifier import lost_groups, other_data
     from hsvit_jax.run_report import measures
     from hsvit_jax.runtime import coordination
+    from hsvit_jax.train import evaluate as evaluation
     from hsvit_jax.train import metrics
 
     curve, lost = request.flags.curve, request.flags.drop_groups
@@ -59,10 +60,38 @@ def evaluate(request: Request) -> None:
         result = lost_groups.evaluate(network, part, lost) if lost else network.evaluate(part)
         if coordination.is_lead():
             print(metrics.to_line(network.step, {"split": split, **result.figures}))
-        table = measures.confusion_table(result.confusion_KK, network.class_names)
-        coordination.print_once(table)
+        names = network.class_names
+        if isinstance(result, evaluation.Scores):
+            coordination.print_once(result.table(names))
+        else:
+            coordination.print_once(measures.confusion_table(result.confusion_KK, names))
     else:
         _draw_curve(network, part, split, path)
+
+
+@Command(
+    "Measures a network's embeddings by nearest neighbours and a linear classifier on them.",
+    "$ runs/c2a2-cifar10-strong-seed0 --config=c2a2:folder=my_images",
+    (*RUN, JOB, (flags.DEFINE_integer, "k", 20, "Number of nearest neighbours.", 1)),
+    config=_EVALUATION,
+)
+def probe(request: Request) -> None:
+    """Prints one line of JSON: the accuracies on the test images of the run's or other data."""
+    from hsvit_jax import train
+    from hsvit_jax.classifier import other_data, probe
+    from hsvit_jax.runtime import coordination
+    from hsvit_jax.train import metrics
+
+    network, asked = load_classifier(request), request.config
+    if asked is not None and any(key.startswith("data.") for key in asked.user):
+        config, _ = other_data.configured(network, asked, asked.user)
+        network = dataclasses.replace(network, config=config)
+    dataset = train.load_data(network.config)
+    coordination.check_same("data set", dataset.fingerprint)
+    figures = probe.measure(network, dataset, request.flags.k)
+    if coordination.is_lead():
+        line = {"data": network.config.data.name, **figures}
+        print(metrics.to_line(network.step, line))
 
 
 def _draw_curve(network: "Classifier", part: Any, split: str, path: Path) -> None:
@@ -98,7 +127,7 @@ def _draw_curve(network: "Classifier", part: Any, split: str, path: Path) -> Non
     (
         *RUN,
         JOB,
-        (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
+        (flags.DEFINE_integer, "top_k", None, "Classes per image; default: 5, or every label.", 1),
         (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
         (flags.DEFINE_bool, "calibrated", False, "Use the temperature of the run's report."),
     ),
@@ -188,7 +217,7 @@ def report(request: Request) -> int:
 
 def load_classifier(request: Request) -> "Classifier":
     """Loads the network of the run; it defaults to the configuration's folder."""
-    from hsvit_jax import classifier
+    from hsvit_jax import classifier, tasks
     from hsvit_jax.runtime import cluster, coordination
 
     values = request.flags
@@ -202,6 +231,7 @@ def load_classifier(request: Request) -> "Classifier":
     devices = {name: mesh[name] for name in ("group", "data", "aggregate")}
     network = classifier.load(request.source, values.which, **devices)
     if "calibrated" in values and values.calibrated:
+        tasks.refuse_others(network.config, "--calibrated")
         temperature = _temperature(request.source, network.step)
         return dataclasses.replace(network, temperature=temperature)
     return network

@@ -34,7 +34,7 @@ def export(request: Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
     import jax
 
-    from hsvit_jax import export
+    from hsvit_jax import export, tasks
     from hsvit_jax.weights.stored import fuse, of_survivors, stored_network
 
     values, source = request.flags, request.source
@@ -59,7 +59,8 @@ def export(request: Request) -> None:
     count = sum(x.size for x in jax.tree.leaves(stored.params))
     cli.note(
         f"{config_lib.title(stored.config.model)}, {count:,} parameters, "
-        f"{len(stored.class_names)} classes, step {stored.step:,} of {source}"
+        f"{len(stored.class_names)} {tasks.of(stored.config).noun}, "
+        f"step {stored.step:,} of {source}"
     )
 
 

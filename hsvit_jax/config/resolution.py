@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from hsvit_jax import models
+from hsvit_jax import models, tasks
 from hsvit_jax.config import recipes, schema, words
 from hsvit_jax.config.layers import Settings, Words, make
 from hsvit_jax.models import DEFAULT, FAMILIES
@@ -15,6 +15,8 @@ from hsvit_jax.models import DEFAULT, FAMILIES
 #: optim.warmup_epochs until the steps of the run are known.
 AUTOMATIC = -1.0
 
+#: Values of every recipe that a task has no use for.
+_UNUSED = {"regress": {"augment.label_smoothing": 0.0}}
 #: Settings of a smoke run.
 _TINY = {
     "train.batch": 32,
@@ -153,6 +155,7 @@ def _layered(
         **_recipe(recipe, data, {**network, **_model(asked)}, asked, images, classes),
         "optim.warmup_epochs": AUTOMATIC,
         **(weights or {}),
+        **_UNUSED.get(asked.get("data.task", "classify"), {}),
         "recipe": recipe,
         "data.name": data,
         **asked,
@@ -246,11 +249,13 @@ def _fill(values: dict[str, Any], info: Any, kept: Collection[str]) -> None:
         raise ValueError(f"data.image_size needs rows and columns; got {size}")
     if channels not in (1, 3):  # only a converted network may have others
         raise ValueError(f"data.channels must be 1 (grey) or 3 (colour); got {channels}")
-    if classes < info.num_classes:
+    if classes < info.num_classes or (classes > info.num_classes and info.task != "classify"):
         raise ValueError(
             f"data.num_classes={classes}, but {values['data.name']} has {info.num_classes} "
-            "classes: raise it, or remove it"
+            f"{tasks.TASKS[info.task].noun}: {'raise it, or ' * (info.task == 'classify')}remove it"
         )
+    for key in ("data.target_mean", "data.target_std") if info.task == "regress" else ():
+        values[key] = values[key] or getattr(info, key.removeprefix("data."))
     for name in ("mean", "std"):
         key = f"data.{name}"
         values[key] = per_channel(key, values[key] or getattr(info, name), channels)
@@ -293,7 +298,20 @@ def validate(config: ml_collections.ConfigDict) -> None:
     kernel = max(model.conv_kernels[:1], default=0) if init.whiten and whitens else 0
     small = kernel > min(data.image_size or (kernel,)) and not init["from"]
     held_out = data.val_fraction or data.name not in words.DATA_SETS  # perhaps in the data set
+    outputs = data.num_classes
     for contradicts, reason in (
+        (
+            outputs and not {len(data.target_mean), len(data.target_std)} <= {0, outputs},
+            f"data.target_mean and data.target_std need {outputs} values, one for each column",
+        ),
+        (
+            outputs and len(config.eval.threshold) not in (1, outputs),
+            f"eval.threshold needs one value, or one for each of {outputs} labels",
+        ),
+        (
+            data.task == "regress" and train.select_on == "macro_f1",
+            "train.select_on='macro_f1' needs classes or labels: set 'val' to select by R²",
+        ),
         (
             config.eval.tta != "none" and init.cache,
             f"eval.tta={config.eval.tta!r} needs other views than init.cache holds: set "
@@ -340,8 +358,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
 
 def selection(config: ml_collections.ConfigDict) -> tuple[str, str]:
     """Returns the split evaluated in training, and the selecting figure of `Evaluation` or ''."""
-    select_on = config.train.select_on
-    figure = {"macro_f1": "macro_f1", "last": ""}.get(select_on, "accuracy")
+    select_on, metrics = config.train.select_on, config.train.metrics
+    own = metrics[0] if metrics else tasks.TASKS[config.data.task].reported[0]
+    figure = {"macro_f1": "macro_f1", "last": ""}.get(select_on, own)
     return "test" if select_on == "test" else "val", figure
 
 

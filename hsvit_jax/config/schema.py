@@ -42,6 +42,7 @@ def _choice(meaning: str, *choices: Any, **more: Any) -> Key:
 
 # Reasons of keys, see `Key.fixed`.
 _PIXELS = "the network learned from pixels normalised so"
+_MEANING = "the network's outputs mean it"
 _CHOSEN = "the best checkpoint so far was chosen by it"
 #: A run that resumes from a checkpoint may leave these out.
 STARTED = "the training started with it and resumes from its checkpoint"
@@ -56,6 +57,10 @@ _RAND_AUGMENT = {"rand_augment_ops": ON}
 _SECOND_MOMENT = ("adamw", "nadamw", "lamb", "lion", "muon")
 _TEACHER = {"init.teacher": ON}
 _SELECTS = {"train.select_on": ("val", "test", "macro_f1")}
+_CLASSES = {"data.task": ("classify",)}
+_LABELS = {"data.task": ("classify", "multilabel")}
+_MULTILABEL = {"data.task": ("multilabel",)}
+_NUMBERS = {"data.task": ("regress",)}
 
 #: Keys outside `model`. Recipes start from their defaults, most of which are the strong recipe's.
 KEYS: Mapping[str, Key] = {
@@ -66,6 +71,26 @@ KEYS: Mapping[str, Key] = {
     ),
     "data.name": _text(
         "data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME", default="cifar10"
+    ),
+    "data.task": _choice(
+        "what is learned: a class, several labels, or numbers of an image",
+        *("classify", "multilabel", "regress"),
+        fixed=_MEANING,
+    ),
+    "data.target_mean": _number(
+        "mean of each column of numbers; empty: the training images'",
+        -1e15,
+        1e15,
+        several=True,
+        when=[_NUMBERS],
+        fixed=_MEANING,
+    ),
+    "data.target_std": _positive(
+        "deviation of each column of numbers; empty: the training images'",
+        high=1e15,
+        several=True,
+        when=[_NUMBERS],
+        fixed=_MEANING,
     ),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
     "data.fit": _choice("fitting of photos to the image size", "crop", "pad", "stretch"),
@@ -100,6 +125,8 @@ KEYS: Mapping[str, Key] = {
     "data.balance": _choice(
         "balance of uneven classes: by weights in the loss, or by equally many draws",
         *("none", "weights", "sample"),
+        when=[_CLASSES],
+        off="none",
     ),
     "data.repeats": _whole("repeated augmentation: views of an image in an epoch", 1, 64),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
@@ -151,12 +178,16 @@ KEYS: Mapping[str, Key] = {
         when=[_MIXING, _MIXES],
         off=1.0,
     ),
-    "augment.label_smoothing": _rate("label smoothing", default=0.1),
+    "augment.label_smoothing": _rate("label smoothing", default=0.1, when=[_LABELS], off=0.0),
     "train.batch": _whole("global batch size of training", 1, 2**20, default=128),
     "train.epochs": _number(
         "length of the run in epochs, where train.steps is 0", 0.0, 1e6, default=100.0
     ),
     "train.steps": _whole("length of the run in steps, where train.epochs is 0", 0, MOST_STEPS),
+    "train.loss": _text("loss, by name; empty: that of data.task"),
+    "train.metrics": _text(
+        "registered metrics of an evaluation; val and test select by the first", several=True
+    ),
     "train.accumulate": _whole("parts of a batch whose gradients are averaged", 1, 2**16),
     "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS, default=10),
     "train.loggers": _choice(
@@ -173,7 +204,7 @@ KEYS: Mapping[str, Key] = {
         "consecutive non-finite steps that end the run", 1, MOST_STEPS, default=3
     ),
     "train.select_on": _choice(
-        "selection of the best checkpoint: accuracy on val or test, or macro F1 on val",
+        "selection of the best checkpoint: accuracy (mAP, R²) on val or test, or macro F1 on val",
         *("val", "test", "macro_f1", "last"),
         fixed=_CHOSEN,
     ),
@@ -194,6 +225,15 @@ KEYS: Mapping[str, Key] = {
     "eval.tta": _choice(
         "test-time augmentation, mean logits; shift: flips and moves by one pixel",
         *("none", "flip", "shift"),
+        fixed=_CHOSEN,
+    ),
+    "eval.threshold": _number(
+        "probability from which a label counts, one or one for each",
+        0.0,
+        1.0,
+        several=True,
+        default=(0.5,),
+        when=[_MULTILABEL],
         fixed=_CHOSEN,
     ),
     "optim.name": _choice(
@@ -253,7 +293,10 @@ KEYS: Mapping[str, Key] = {
         "random weights whose first convolution whitens image patches (HSViT)", fixed=STARTED
     ),
     "init.teacher": _text(
-        "run, file, zoo:NAME or hub:OWNER/NAME that teaches; empty: none", fixed=_TAUGHT
+        "run, file, zoo:NAME or hub:OWNER/NAME that teaches; empty: none",
+        when=[_CLASSES],
+        off="",
+        fixed=_TAUGHT,
     ),
     "init.freeze": _text("frozen parts of the network, separated by commas", fixed=_TRAINED),
     "init.unfreeze_after": _whole(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
+from hsvit_jax import tasks
 from hsvit_jax.config import resolution, words
 from hsvit_jax.models import DEFAULT, FAMILIES, is_built_in
 from hsvit_jax.models.family import Family
@@ -51,8 +52,8 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
 
 
 def is_registered(config: ml_collections.ConfigDict) -> bool:
-    """Whether a file registered the network's family, without which it cannot be loaded."""
-    return not is_built_in(config.model.family)
+    """Whether a file registered the family, loss or a metric, without which nothing evaluates."""
+    return not is_built_in(config.model.family) or tasks.has_own(config)
 
 
 def family_of(name: str) -> Family:

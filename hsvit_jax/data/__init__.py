@@ -18,7 +18,7 @@ from hsvit_jax import storage
 from hsvit_jax.data import remote
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
-from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
+from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, class_counts, split
 from hsvit_jax.data.decode import Progress, Request
 from hsvit_jax.data.examples import from_arrays, from_examples
 from hsvit_jax.data.folder import (
@@ -39,6 +39,7 @@ __all__ = [
     "DataUnavailable",
     "Dataset",
     "Split",
+    "class_counts",
     "describe",
     "fit_image",
     "from_arrays",
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 
-def describe(name: str, data_dir: str | None = None) -> DataInfo:
+def describe(name: str, data_dir: str | None = None, task: str = "classify") -> DataInfo:
     """Describes a data set without loading it; only ``hf=`` needs the network.
 
     An archive is unpacked to ``data_dir`` the first time. Class names of cifar100, tiny_imagenet,
@@ -59,6 +60,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Args:
       name: a name from the head of this module.
       data_dir: the folder of archives and caches.
+      task: as for `load`.
 
     Returns:
       Size, channels, class names and normalisation.
@@ -66,7 +68,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Raises:
       ValueError: an unknown name, or a folder that is not laid out as a data set.
     """
-    return _open(name, *_data_dirs(data_dir))[0]
+    return _open(name, *_data_dirs(data_dir), task=task)[0]
 
 
 def load(
@@ -81,6 +83,7 @@ def load(
     resident_limit_bytes: int = 4 * 2**30,
     progress: Progress | None = None,
     test_only: bool = False,
+    task: str = "classify",
 ) -> Dataset:
     """Loads a data set, downloading, checking and caching it as needed.
 
@@ -99,6 +102,7 @@ def load(
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
       test_only: puts every image into the test split; one class is enough.
+      task: 'classify', or 'multilabel' or 'regress' for the rows of a table.
 
     Returns:
       Training, validation and test split, and the fingerprint of their content.
@@ -110,7 +114,7 @@ def load(
     progress = progress or (lambda *_: None)
     folder, url = _data_dirs(data_dir)
     remove_abandoned(folder / "cache")
-    info, read = _open(name, folder, url, progress)
+    info, read = _open(name, folder, url, progress, task)
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     size, channels = check_shape(size, channels, fit)
@@ -138,19 +142,26 @@ def _open(
     data_dir: Path,
     url: str = "",
     progress: Progress = lambda *_: None,
+    task: str = "classify",
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name; returns its description and its reader."""
     kind, equals, argument = name.partition("=")
     kind = kind if equals and argument else ""
+    if task != "classify" and kind != "csv":
+        raise ValueError(
+            f"data.task={task} needs a table, and {name} has one class an image: use csv=PATH, or "
+            f"from_arrays(…, task='{task}')"
+        )
     if url and kind != "tfds":
         raise ValueError(f"data.dir={url} holds sets of tfds= only; set a local folder")
     if storage.is_url(argument) and "?" in argument:
         raise ValueError("a URL with ? may hold credentials, which a run would store; remove them")
     if kind in ("folder", "csv"):
-        find = find_listing if kind == "folder" else list_table
+        find = find_listing if kind == "folder" else partial(list_table, task=task)
         listing = find(argument, data_dir, progress)
         rows, names = listing.rows, listing.class_names
         info = describe_files(name, names, len(rows), lambda i: read_file(rows[i].file.path))
+        info = dataclasses.replace(info, task=task)
         return info, partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
     if kind == "hf":
         return open_hf(argument)

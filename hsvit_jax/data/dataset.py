@@ -38,6 +38,8 @@ class DataInfo:
       mean, std: one value a channel, for pixels scaled to [0, 1].
       flip: whether a mirrored image keeps its label.
       fit: how images of another shape are fitted: 'crop', 'pad' or 'stretch'.
+      task: 'classify', 'multilabel' or 'regress', as data.task; names are of labels or columns.
+      target_mean, target_std: of each column's training numbers, to regress; else empty.
     """
 
     name: str
@@ -48,6 +50,9 @@ class DataInfo:
     std: tuple[float, ...]
     flip: bool
     fit: str = "crop"
+    task: str = "classify"
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -69,7 +74,7 @@ class Split:
     """Holds the examples of a split, in memory or read as needed.
 
     Attributes:
-      labels: int32 (N,).
+      labels: int32 (N,); float64 (N, K) of several labels (0 or 1) or numbers an image.
       images: uint8 (N, H, W, C), or None for a streamed split.
       read: reads image ``i`` of a streamed split, uint8 (H, W, C); safe to call from threads.
       names: the images' file names, str (N,), or None for images without a file.
@@ -147,7 +152,9 @@ class Dataset:
                 chosen.append(members[: _share(len(members), fraction, 1, len(members))])
             kept[name] = split.take(np.sort(np.concatenate(chosen)))
         name = fingerprint(self.info, self.fingerprint, f"{fraction} of train and val")
-        return dataclasses.replace(self, **kept, fingerprint=name, fraction=float(fraction))
+        info = _with_statistics(self.info, kept["train"])
+        more = {"info": info, "fingerprint": name, "fraction": float(fraction)}
+        return dataclasses.replace(self, **kept, **more)
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,8 @@ def split(
 ) -> Dataset:
     """Splits the examples by `assign_splits`, or puts all into test; warns of odd classes."""
     names = source.class_names
-    if len({*names}) < max(len(names), 1 if test_only else 2):
+    least = 1 if test_only or info.task != "classify" else 2
+    if len({*names}) < max(len(names), least):
         raise ValueError(f"{info.name} needs two or more different classes; it has {few(names)}")
     info = dataclasses.replace(info, class_names=names, fit=fit)
     if test_only:
@@ -181,15 +189,17 @@ def split(
         parts = assign_splits(source.examples.labels, source.parts, val_fraction)
         _warn_of_classes(info, [source.examples.labels[indices] for indices in parts])
     splits = [source.examples.take(indices) for indices in parts]
+    info = _with_statistics(info, splits[0])
     rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
+    rule += f", {info.task}" if info.task != "classify" else ""
     name = fingerprint(info, source.content, rule)
     return Dataset(info, *splits, fingerprint=name, val_fraction=val_fraction)
 
 
 def _warn_of_classes(info: DataInfo, labels: Sequence[np.ndarray]) -> None:
     names, lost, lacks = info.class_names, set(), []
-    counts = [np.bincount(part, minlength=len(names)) for part in labels]
-    for what, n in zip(("training", "validation", "test"), counts, strict=True):
+    counts = [class_counts(part, len(names)) for part in labels if info.task != "regress"]
+    for what, n in zip(("training", "validation", "test"), counts, strict=False):
         if n.any() and (missing := np.flatnonzero(n == 0).tolist()):
             lacks.append(f"no {what} image of {few([names[k] for k in missing])}")
             lost |= {*missing}
@@ -219,6 +229,27 @@ def _plain(name: str) -> str | Decimal:
         return text
 
 
+def class_counts(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Counts the examples of each class or label, int (K,)."""
+    if labels.ndim == 1:
+        return np.bincount(labels, minlength=classes)
+    return np.count_nonzero(labels, axis=0)
+
+
+def _with_statistics(info: DataInfo, train: Split) -> DataInfo:
+    """Adds mean and deviation of the training numbers, which standardise them."""
+    if info.task != "regress" or not len(train):
+        return info
+    mean_K, std_K = train.labels.mean(0), train.labels.std(0)
+    if constant := [n for n, s in zip(info.class_names, std_K, strict=True) if not s > 0]:
+        raise ValueError(
+            f"{info.name} has one value only in the training images' columns {few(constant)}: "
+            "remove them"
+        )
+    statistics = {"target_mean": tuple(mean_K.tolist()), "target_std": tuple(std_K.tolist())}
+    return dataclasses.replace(info, **statistics)
+
+
 def default_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and std of sets that state none: ImageNet's, or 0.5 and 0.25 for grey."""
     return ((0.5,), (0.25,)) if channels == 1 else (IMAGENET_MEAN, IMAGENET_STD)
@@ -244,7 +275,8 @@ def number_labels(
     values = np.asarray(labels)
     if values.ndim != 1 or values.dtype.kind not in "iuUb":
         raise ValueError(
-            f"labels must be whole numbers or names; got {values.dtype} {values.shape}"
+            f"labels must be whole numbers or names; got {values.dtype} {values.shape}: pass "
+            "task='multilabel' or task='regress' for several labels or numbers an image"
         )
     if class_names is None and values.dtype.kind == "U":
         class_names = sorted({*map(nfc, values.tolist())})
@@ -265,6 +297,27 @@ def number_labels(
         first = labels[int(np.argmax(wrong))]
         raise ValueError(f"label {first!r} is none of the {len(names)} classes {few(names)}")
     return names, values.astype(np.int32)
+
+
+def target_rows(
+    rows: Sequence[Any] | np.ndarray, class_names: Sequence[str] | None, task: str
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the names of labels or columns, and each example's row of them, float64 (N, K)."""
+    wanted = "zeros and ones" if task == "multilabel" else "finite numbers"
+    try:
+        values = np.asarray(rows, np.float64)
+    except (TypeError, ValueError):  # rows of several lengths, or texts
+        values = np.zeros(0)
+    if values.ndim == 1 and len(values) and task == "regress":
+        values = values[:, None]
+    names = tuple(map(nfc, class_names or map(str, range(values.shape[-1]))))
+    fits = np.isin(values, (0, 1)) if task == "multilabel" else np.isfinite(values)
+    if values.ndim != 2 or not fits.all() or not 0 < len({*names}) == len(names) == values.shape[1]:
+        raise ValueError(
+            f"task={task!r} needs as many {wanted} for each image, and a name for each; got "
+            f"{values.shape} and the names {few(names)}"
+        )
+    return names, values
 
 
 def describe_copies(digests: Sequence[bytes], names: Sequence[str]) -> str:
@@ -344,10 +397,20 @@ def assign_splits(
 
 def _classes(labels: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the indices of each class, in an order that never changes."""
-    labels = labels[indices]
+    labels = _strata(labels[indices])
     order = np.lexsort((_scramble(indices), labels))  # one sort, as there may be 22,000 classes
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     yield from np.split(indices[order], starts) if len(order) else ()
+
+
+def _strata(labels: np.ndarray) -> np.ndarray:
+    """Returns what each example is split by, (N,): its class, its rarest label, or nothing."""
+    if labels.ndim == 1:
+        return labels
+    if not np.isin(labels, (0, 1)).all():
+        return np.zeros(len(labels))
+    rarity_NK = np.where(labels > 0, labels.sum(0)[None], len(labels) + 1)
+    return np.where(labels.any(1), rarity_NK.argmin(1), -1)
 
 
 def _share(count: int, fraction: float, least: int, most: int) -> int:
@@ -376,7 +439,7 @@ def stream_batches(
       prefetch: how many batches are read ahead.
 
     Yields:
-      Images uint8 (n, H, W, C), labels int32 (n,) and indices (n,) of each index batch.
+      Images uint8 (n, H, W, C), labels (n,) or (n, K), and indices (n,) of each index batch.
     """
     read = split.images.__getitem__ if split.images is not None else split.read
     pool = ThreadPoolExecutor(threads)
@@ -393,6 +456,6 @@ def stream_batches(
             indices, images = ahead.popleft()
             submit()
             pixels = np.stack([image.result() for image in images])
-            yield pixels, split.labels[indices].astype(np.int32), indices
+            yield pixels, split.labels[indices], indices
     finally:  # no read continues after the stream is closed
         pool.shutdown(cancel_futures=True)

@@ -52,13 +52,15 @@ class Request:
 class Items:
     """Holds undecoded examples; ``fetch(i)`` reads the bytes of a file and its label.
 
-    Copies are reported for the user's `own` files, which the user can change.
+    Copies are reported for the user's `own` files, which the user can change. `targets` (N, K)
+    replace the labels.
     """
 
     names: Sequence[str]
     parts: np.ndarray
     fetch: Callable[[int], tuple[bytes, int]]
     own: bool = False
+    targets: np.ndarray | None = None
 
     def decode(
         self, index: int, request: Request, remark: Callable[[str], Any] = bool
@@ -116,8 +118,11 @@ def decode_items(
         return image
 
     names = np.array(items.names, object)[good]
-    split = Split(labels, images, read, names)
-    return Source(split, items.parts[good], class_names, notes["content"])
+    content = notes["content"]
+    if items.targets is not None:
+        labels = items.targets[good]
+        content = hashlib.sha256(content.encode() + labels.tobytes()).hexdigest()
+    return Source(Split(labels, images, read, names), items.parts[good], class_names, content)
 
 
 def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:

@@ -17,6 +17,7 @@ from hsvit_jax.data.dataset import (
     describe_copies,
     number_labels,
     split,
+    target_rows,
 )
 from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, fit_image, upright
 
@@ -44,6 +45,7 @@ def from_examples(
     val_fraction: float = 0.1,
     flip: bool = True,
     test_only: bool = False,
+    task: str = "classify",
 ) -> Dataset:
     """Makes a data set of (image, label) pairs.
 
@@ -62,6 +64,8 @@ def from_examples(
       val_fraction: between 0 and 0.8.
       flip: whether a mirrored image keeps its label.
       test_only: puts every example into the test split, as `Classifier.evaluate` needs.
+      task: 'multilabel' for labels that are rows of 0 and 1, 'regress' for numbers or rows of them;
+        class_names are then the names of the labels or columns.
 
     Raises:
       ValueError: no example, labels that are no classes, or an image that cannot be used.
@@ -84,7 +88,10 @@ def from_examples(
         labels.append(label)
     if not images:
         raise ValueError("no examples: pass pairs of an image and its label")
-    names, numbers = number_labels(labels, class_names)
+    if task == "classify":
+        names, numbers = number_labels(labels, class_names)
+    else:
+        names, numbers = target_rows(labels, class_names, task)
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]
@@ -93,7 +100,7 @@ def from_examples(
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
-    info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
+    info = DataInfo(f"given={name}", size, channels, names, (), (), flip, task=task)
     source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
     dataset = split(source, info, fit, val_fraction, test_only)
     train = (dataset.test if test_only else dataset.train).images

@@ -55,10 +55,12 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
     return listings.list_shards(path, trees)
 
 
-def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
+def list_table(
+    path: str, data_dir: Path, progress: Progress = lambda *_: None, task: str = "classify"
+) -> Listing:
     """Lists the images of a table; fetches both if the table lies in an object store."""
     if not storage.is_url(path):
-        return listings.list_csv(path)
+        return listings.list_csv(path, task=task)
     url = storage.whole_url(path)
     table, version = remote.fetch(url, data_dir, progress)
     record = table.with_name(f".{table.name}.images.json")
@@ -68,7 +70,7 @@ def list_table(path: str, data_dir: Path, progress: Progress = lambda *_: None) 
             remote.fetch_files(url.rpartition("/")[0], names, data_dir, progress)
             record.write_text(json.dumps(version))
 
-    return listings.list_csv(os.fspath(table), fetch)
+    return listings.list_csv(os.fspath(table), fetch, task)
 
 
 def is_there(place: str) -> bool:
@@ -176,4 +178,5 @@ def load_listing(
         row = listing.rows[index]
         return read_file(row.file.path), row.label
 
-    return decode_items(Items(names, parts, read, own), listing.class_names, request, name, key)
+    items = Items(names, parts, read, own, listing.targets)
+    return decode_items(items, listing.class_names, request, name, key)

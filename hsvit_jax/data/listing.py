@@ -5,15 +5,18 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import re
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, nfc, number_labels, used_as
 from hsvit_jax.data.images import holds_image, is_image_name, read_file
@@ -68,11 +71,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Holds image files in a stable order; label ``i`` is ``class_names[i]``."""
+    """Holds image files in a stable order; label ``i`` is ``class_names[i]``.
+
+    A table for another task than classification has ``targets``, float64 (N, K), instead of labels.
+    """
 
     where: str
     class_names: tuple[str, ...]
     rows: tuple[Row, ...]
+    targets: np.ndarray | None = None
 
 
 def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
@@ -271,37 +278,53 @@ def _classes(tree: Tree, top: _Folder) -> dict[str, list[File]]:
     return classes
 
 
-def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> Listing:
+def list_csv(
+    path: str, fetch: Callable[[list[str]], None] = lambda _: None, task: str = "classify"
+) -> Listing:
     """Lists the images of a table with the columns image and label, and optionally split.
 
     Paths are relative to the table's folder. Lines that repeat a file, label and split are one.
-    ``fetch`` is called with the images' names before their files are used.
+    ``fetch`` is called with the images' names before their files are used. A label of 'multilabel'
+    holds names between semicolons; without that column, and to 'regress', every other column counts
+    (0 or 1, or a number).
     """
     table = Path(os.path.expanduser(path))
     try:
         text = io.StringIO(read_file(table).decode("utf-8-sig"), newline="")
         reader = csv.DictReader(text, skipinitialspace=True)
         head = {name.strip().lower(): name for name in reader.fieldnames or ()}
-        columns = [next((head[n] for n in names if n in head), "") for names in _COLUMNS]
-        if not all(columns[:2]):
-            raise ValueError(f"it needs the columns image and label; it has {few(head)}")
+        images, labels, splits = _COLUMNS
+        labels = {"classify": labels, "multilabel": (*labels, "labels"), "regress": ()}[task]
+        columns = [
+            next((head[n] for n in names if n in head), "") for names in (images, labels, splits)
+        ]
+        numbers = [name for name in head.values() if name and name not in columns]
+        numbers = [] if columns[1] or task == "classify" else numbers
+        if not columns[0] or not (columns[1] or numbers):
+            wanted = "label" if labels else "one or more of numbers"
+            raise ValueError(f"it needs the columns image and {wanted}; it has {few(head)}")
         lines = []
         for cells in reader:
             image, label, split = ((cells.get(name) or "").strip() for name in columns)
+            row: Any = nfc(label) if task == "classify" else _row(cells, label, numbers)
             if (
-                not (image and label)
+                not (image and (row or task != "classify"))
+                or (numbers and not row)
+                or (task == "multilabel" and numbers and not {*row} <= {0, 1})
                 or any(cells.get(None, ()))
                 or split.lower() not in _TABLE_SPLITS
             ):
+                what = "a label (in quotation marks if it has a comma)"
+                if numbers:
+                    what = f"{'a number' if task == 'regress' else '0 or 1'} in {few(numbers)}"
                 raise ValueError(
-                    f"line {reader.line_num} must have an image, a label (in quotation marks if "
-                    f"it has a comma) and no split but {few(SPLIT_NAMES)}; got "
-                    f"{few((image, label, split))}"
+                    f"line {reader.line_num} must have an image, {what} and no split but "
+                    f"{few(SPLIT_NAMES)}; got {few((image, label or row, split))}"
                 )
-            lines.append((image, nfc(label), split.lower()))
+            lines.append((image, row, split.lower()))
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"csv={one_line(path)} cannot be read: {error}") from None
-    if unread := [name for name in head.values() if name and name not in columns]:
+    if unread := [name for name in head.values() if name and name not in (*columns, *numbers)]:
         warnings.warn(f"csv={path}: columns not read: {few(unread)}", stacklevel=2)
     blank = sum(not split for *_, split in lines)
     if 0 < blank < len(lines):
@@ -309,18 +332,38 @@ def list_csv(path: str, fetch: Callable[[list[str]], None] = lambda _: None) -> 
             f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
             stacklevel=2,
         )
-    names = tuple(sorted({label for _, label, _ in lines}))
+    if task == "classify":
+        names = tuple(sorted({label for _, label, _ in lines}))
+    else:
+        listed = sorted({name for _, row, _ in lines for name in row}) if columns[1] else numbers
+        names = tuple(nfc(name.strip()) for name in listed)
     number = {name: i for i, name in enumerate(names)}
     used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
-    rows = {}
+    rows: dict[Any, tuple[Row, Any]] = {}
     fetch([image for image, *_ in lines])
     for image, label, split in lines:
         file = os.fspath(table.parent / image)
         info = os.stat(file) if os.path.isfile(file) else None  # decoding reports a missing one
         stamp = (info.st_size, info.st_ctime_ns) if info else ()
-        row = Row(File(image, file, *stamp), number[label], used[_TABLE_SPLITS[split]])
-        rows.setdefault((os.path.abspath(file), row.label, row.part), row)
-    return Listing(os.fspath(table.parent), names, tuple(rows.values()))
+        place = number[label] if task == "classify" else 0
+        row = Row(File(image, file, *stamp), place, used[_TABLE_SPLITS[split]])
+        rows.setdefault((os.path.abspath(file), label, row.part), (row, label))
+    targets = None
+    if task != "classify":
+        of_names = [[n in row for n in names] if columns[1] else row for _, row in rows.values()]
+        targets = np.array(of_names, np.float64).reshape(len(rows), len(names))
+    return Listing(os.fspath(table.parent), names, tuple(row for row, _ in rows.values()), targets)
+
+
+def _row(cells: Mapping[str, str], label: str, numbers: Sequence[str]) -> tuple[Any, ...]:
+    """Returns a line's labels, sorted, or its finite numbers; () if one of these is none."""
+    if not numbers:
+        return tuple(sorted({nfc(name) for name in map(str.strip, label.split(";")) if name}))
+    try:
+        found = tuple(float(cells[name]) for name in numbers)
+    except (TypeError, ValueError):
+        return ()
+    return found if all(map(math.isfinite, found)) else ()
 
 
 def expand_shards(place: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hsvit_jax import artifacts
+from hsvit_jax import artifacts, tasks
 from hsvit_jax.export import programs, quantize
 from hsvit_jax.train import metrics
 from hsvit_jax.weights import files, sources, torch
@@ -41,7 +41,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
         "class_names": list(stored.class_names),
         "step": stored.step,
         "fingerprint": stored.fingerprint,
-        "measured": metrics.measured(lines, stored.step),
+        "measured": metrics.measured(lines, stored.step, tasks.of(stored.config).reported),
         **({"lost_groups": lost} if (lost := stored.meta.get("lost_groups")) else {}),
         "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {metadata.version('hsvit_jax')}",
@@ -78,6 +78,9 @@ def _hub(stored: Stored, about: dict[str, Any], out: str, _: None = None) -> dic
         "label2id": {name: i for i, name in enumerate(names)},
         **about,
     }
+    if data["task"] != "classify":
+        kind = {"multilabel": "multi_label_classification", "regress": "regression"}
+        settings["problem_type"] = kind[data["task"]]
     height, width = data["image_size"]
     pixels = {
         "image_mean": data["mean"],
@@ -132,7 +135,9 @@ def write(
 
 def card(about: dict[str, Any], parameters: int) -> str:
     """Returns the model card of a network."""
-    names = {"plain": artifacts.plain_markdown, "code": artifacts.code}
+    task = tasks.TASKS[about["config"]["data"]["task"]]
+    names = {"plain": artifacts.plain_markdown, "code": artifacts.code, "task": task}
+    names |= {"name_of": tasks.name_of, "form": lambda name, x: format(x, tasks.form(name))}
     template = Path(__file__).with_name("card.md")
     return artifacts.filled(template, **about, **names, parameters=parameters)
 

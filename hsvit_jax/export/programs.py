@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import augment
+from hsvit_jax import augment, tasks
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
@@ -27,7 +27,6 @@ from hsvit_jax.weights.stored import Stored
 
 #: Where a StableHLO program runs.
 PLATFORMS = ("cpu", "cuda", "tpu")
-_OUTPUTS = ("logits", "probabilities")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Program:
 
 def whole(stored: Stored, name: str) -> list[Program]:
     """Returns the network as one program that averages the views of eval.tta as `predict` does."""
-    model, normalise = stored.model, _normalise(stored)
+    model, normalise, task = stored.model, _normalise(stored), tasks.of(stored.config)
 
     def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Unused without dropout; jax2onnx cannot reshape the default, an arange over the batch.
@@ -82,17 +81,17 @@ def whole(stored: Stored, name: str) -> list[Program]:
             logits_BK = of_view(views_VBHWC[0])
         else:
             logits_BK = jax.lax.map(of_view, views_VBHWC).mean(0)
-        return logits_BK, jax.nn.softmax(logits_BK)
+        return logits_BK, task.answer(logits_BK)
 
     groups = tuple(range(model.config.groups)) if model.group_axis_limit else ()
     trees = stored.params, stored.stats
-    return [Program(name, answer, trees, _images(stored), _OUTPUTS, groups)]
+    return [Program(name, answer, trees, _images(stored), task.outputs, groups)]
 
 
 def in_parts(stored: Stored, count: int) -> list[Program]:
     """Returns a program for each of `count` parts, and the head's; ValueError if uncuttable."""
-    trees = stored.params, stored.stats
-    cut, head = parts_lib.cut(stored.model, *trees, count, _normalise(stored))
+    trees, task = (stored.params, stored.stats), tasks.of(stored.config)
+    cut, head = parts_lib.cut(stored.model, *trees, count, _normalise(stored), task.answer)
 
     def run(part: parts_lib.Part, trees: tuple[dict, dict], images_BHWC: jax.Array) -> Any:
         return dataclasses.replace(part, params=trees[0], stats=trees[1])(images_BHWC)
@@ -108,7 +107,7 @@ def in_parts(stored: Stored, count: int) -> list[Program]:
         )
         for k, part in enumerate(cut)
     ]
-    return [*programs, Program("head", answer, (head.params,), totals, _OUTPUTS)]
+    return [*programs, Program("head", answer, (head.params,), totals, task.outputs)]
 
 
 def stablehlo(program: Program) -> bytes:

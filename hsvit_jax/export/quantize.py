@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import artifacts, data, train
+from hsvit_jax import artifacts, data, tasks, train
 from hsvit_jax.export import programs
 from hsvit_jax.runtime import coordination
 from hsvit_jax.weights.stored import Stored
@@ -35,6 +35,7 @@ def contents(
     Raises:
       ValueError: the run's data have other classes, or as `programs.onnx`.
     """
+    tasks.refuse_others(stored.config, "--quantize")
     config = stored.config.copy_and_resolve_references().unlock()
     config.eval.tta = "none"
     dataset = train.load_data(config)

@@ -86,6 +86,11 @@ class ForwardContext:
         if self.hook is not None:
             self.hook(name, compute())
 
+    def tap(self, name: str, x: Array) -> Array:
+        """Passes an activation to the hook, and returns it or the hook's result, if it has one."""
+        other = None if self.hook is None else self.hook(name, x)
+        return x if other is None else other
+
 
 class Network:
     """A family's network: `init` and `apply` over {'part': {…}} trees of parameters and statistics.
@@ -409,8 +414,11 @@ class BoundModules:
         module, hook = self._modules[name], self._network.part_hook
         frozen = name in self._network.frozen
 
-        def run(*args: Any) -> Any:
-            output = module(*map(_evaluation, args)) if frozen else module(*args)
+        def run(*args: Any, **how: Any) -> Any:
+            if frozen:
+                args = (*map(_evaluation, args),)
+                how |= {"train": False} if "train" in how else {}
+            output = module(*args, **how)
             return output if hook is None else hook(name, output)
 
         return run if frozen or hook is not None else module

@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import artifacts, classifier, data, storage, train
+from hsvit_jax import artifacts, classifier, data, storage, tasks, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, other_data
 from hsvit_jax.run_report import findings, measures, page
@@ -91,7 +91,9 @@ def write(
     if trained.fingerprint not in (None, dataset.fingerprint):
         note(other_data.CHANGED.format(config.data.name))
     note("writing the report ...")
-    found = findings.find(trained, dataset, split)
+    task, splits = tasks.of(config), ("train", "val", "test")
+    classes = config.data.task == "classify"
+    found = (findings.find if classes else findings.score)(trained, dataset, split)
     table = path.with_name(f"{path.stem}-wrong.csv")
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     html = page.render(
@@ -100,21 +102,28 @@ def write(
         path.parent,
         lines,
         trained.image_size,
+        task,
         title=folder.resolve().name,
         table_name=table.name,
         split=split,
         facts=_facts(trained, found, split, lines),
+        totals={name: len(getattr(dataset, name)) for name in splits},
         counts={
-            name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
-            for name in ("train", "val", "test")
+            name: data.class_counts(getattr(dataset, name).labels, len(names))
+            for name in splits
+            if task.unit == "probability"  # numbers are not counted
         },
         settings=config_lib.describe(config, lambda key: True),
         environment=_environment(trained, folder),
     )
     artifacts.write_file(path, html)
-    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
-    artifacts.save_csv(table, [("file", "class", "predicted", "probability"), *rows])
-    if folder.is_dir() and (split == "test" or len(dataset.val)):
+    if classes:
+        rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
+        artifacts.save_csv(table, [("file", "class", "predicted", "probability"), *rows])
+    else:
+        rows = ((name, names[k], true, answer) for name, k, true, answer in found.mistakes)
+        artifacts.save_csv(table, [("file", "label", "true", task.unit), *rows])
+    if classes and folder.is_dir() and (split == "test" or len(dataset.val)):
         fitted = {"step": trained.step, "temperature": found.fitted.temperature}
         artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     storage.publish(folder)
@@ -122,7 +131,10 @@ def write(
 
 
 def _facts(
-    trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
+    trained: Classifier,
+    found: findings.Findings | findings.Scored,
+    split: str,
+    lines: list[dict[str, Any]],
 ) -> dict[str, str]:
     """Returns the figures at the head of the page by their labels."""
 
@@ -131,18 +143,30 @@ def _facts(
         of = f"{name} accuracy on {examples:,} images"
         return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
 
-    total = int(found.confusion_KK.sum())
-    facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
-    test = metrics.measured(lines, trained.step).get("test")
-    if test and split != "test":
-        facts |= accuracy(test["accuracy"], test["examples"], "final test")
+    task = tasks.of(trained.config)
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(trained.params))
-    return facts | {
-        "macro F1, the mean over classes": f"{evaluate.macro_f1(found.confusion_KK):.3f}",
-        "expected calibration error": f"{found.as_trained.ece:.1%}",
+    of_network = {
         f"parameters of {config_lib.title(trained.config.model)}": f"{parameters:,}",
         "step of the checkpoint": f"{trained.step:,}",
     }
+    test = metrics.measured(lines, trained.step, task.reported).get("test")
+    if isinstance(found, findings.Scored):
+        of_splits = {f"{split}, {len(found.true_NK):,} images": found.figures}
+        of_splits |= {"final test": test} if test and split != "test" else {}
+        return {
+            f"{tasks.name_of(name)} on {where}": format(figures[name], tasks.form(name))
+            for where, figures in of_splits.items()
+            for name in task.reported
+        } | of_network
+    total = int(found.confusion_KK.sum())
+    facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
+    if test and split != "test":
+        facts |= accuracy(test["accuracy"], test["examples"], "final test")
+    facts |= {
+        "macro F1, the mean over classes": f"{evaluate.macro_f1(found.confusion_KK):.3f}",
+        "expected calibration error": f"{found.as_trained.ece:.1%}",
+    }
+    return facts | of_network
 
 
 def _environment(trained: Classifier, folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import data
+from hsvit_jax import data, tasks
 from hsvit_jax.augment import transforms
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import measures
@@ -68,6 +68,83 @@ class Findings:
     augmented: list[list[tuple[np.ndarray, np.ndarray | None]]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One image with its answer and the truth, as texts; `places` are the wrong outputs."""
+
+    name: str
+    image_HWC: np.ndarray
+    answer: str
+    truth: str
+    places: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The results that a report shows for several labels or numbers an image.
+
+    Attributes:
+      figures, by_output: those of the task's `measure`.
+      worst: the images with the largest errors.
+      mistakes: name, output, truth and answer of wrong labels or of all numbers, the worst first.
+      true_NK, answers_NK: of all images.
+      augmented: as in `Findings`.
+    """
+
+    figures: dict[str, float]
+    by_output: dict[str, np.ndarray]
+    worst: list[Card]
+    mistakes: list[tuple[str, int, float, float]]
+    true_NK: np.ndarray
+    answers_NK: np.ndarray
+    augmented: list[list[tuple[np.ndarray, np.ndarray | None]]]
+
+
+def _prepared(
+    classifier: Classifier, dataset: data.Dataset, split: str
+) -> tuple[data.Split, int, np.ndarray]:
+    """Returns at most 10,000 named images of a split, a batch size, and their outputs."""
+    part = getattr(dataset, split)
+    if part.names is None:
+        places = np.array([f"{split} image {i}" for i in range(len(part))], object)
+        part = dataclasses.replace(part, names=places)
+    part = _thinned(part)
+    # All that follows has one batch size, hence one program of `Classifier.logits`.
+    batch = min(config_lib.eval_batch(classifier.config), 1 << (len(part) - 1).bit_length())
+    return part, batch, _logits(classifier, part, batch)
+
+
+def score(classifier: Classifier, dataset: data.Dataset, split: str) -> Scored:
+    """Evaluates at most 10,000 images of a split for another task than classification.
+
+    Raises:
+      ValueError: outputs are not finite.
+    """
+    part, _, outputs_NK = _prepared(classifier, dataset, split)
+    task, names = tasks.of(classifier.config), classifier.class_names
+    answers_NK, error_NK = task.answer(outputs_NK), task.error(outputs_NK, part.labels)
+    wrong_NK = np.ones(error_NK.shape, bool)
+    if task.unit == "probability":
+        wrong_NK = task.over(answers_NK) != (part.labels > 0.5)
+    order = np.argsort(-error_NK, axis=None, kind="stable")
+    pairs = np.stack(np.unravel_index(order, error_NK.shape), 1)[wrong_NK.flat[order]].tolist()
+    shown = np.argsort(-(error_NK * wrong_NK).max(1), kind="stable")[:_MOST_SHOWN]
+    shown = shown[wrong_NK[shown].any(1)]
+    pictures = part.gather(shown) if len(shown) else ()
+    worst = [
+        Card(
+            *(part.names[i], image, task.said(answers_NK[i], names)),
+            *(task.text(part.labels[i], names), np.flatnonzero(wrong_NK[i]).tolist()),
+        )
+        for i, image in zip(shown, pictures, strict=True)
+    ]
+    values = part.labels, answers_NK
+    mistakes = [(part.names[i], k, *(float(x[i, k]) for x in values)) for i, k in pairs]
+    measured = task.measure(outputs_NK, part.labels)
+    augmented = _augmented(classifier.config, dataset.train)
+    return Scored(*measured, worst, mistakes, *values, augmented)
+
+
 def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     """Evaluates at most 10,000 images of a split, evenly chosen, and explains the hardest.
 
@@ -77,14 +154,9 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     Raises:
       ValueError: logits are not finite.
     """
-    config, part = classifier.config, getattr(dataset, split)
-    if part.names is None:
-        places = np.array([f"{split} image {i}" for i in range(len(part))], object)
-        part = dataclasses.replace(part, names=places)
-    part = _thinned(part)
-    # All that follows has one batch size, hence one program of `Classifier.logits`.
-    batch = min(config_lib.eval_batch(config), 1 << (len(part) - 1).bit_length())
-    logits_NK, labels_N = _logits(classifier, part, batch), part.labels
+    config = classifier.config
+    part, batch, logits_NK = _prepared(classifier, dataset, split)
+    labels_N = part.labels
     predicted_N = logits_NK.argmax(1)
     fitted_on = logits_NK, labels_N
     if split != "val" and len(dataset.val):
@@ -191,7 +263,8 @@ def _augmented(
     if config.init.cache or not settings.active() or names - transforms.TRANSFORMS.keys():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
-    images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)
+    images, labels = part.gather(chosen), part.labels[chosen]
+    labels = labels.astype(np.int32 if labels.ndim == 1 else np.float32)
     numbers = range(_AUGMENTED[1])  # MixUp draws once for a batch
     variants = [batches.augmented(config, n, images, labels, chosen) for n in numbers]
     return [

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax import artifacts
+from hsvit_jax import artifacts, tasks
 from hsvit_jax.run_report import measures
-from hsvit_jax.run_report.findings import Findings
+from hsvit_jax.run_report.findings import Findings, Scored
 from hsvit_jax.train import metrics
-from hsvit_jax.train.batches import target_text
 
 _MATRIX = 20  # the most classes of a confusion matrix, and the most confusions of a list
 _SMALL = 96  # pixels, up to which an image is shown without smoothing
@@ -24,7 +23,7 @@ _MOST_POINTS = 400  # of a line
 
 
 class Chart(NamedTuple):
-    """A chart: ticks as places with labels, and either lines or bars."""
+    """A chart: ticks as places with labels, and lines, bars or dots."""
 
     title: str
     x_label: str
@@ -32,16 +31,18 @@ class Chart(NamedTuple):
     y_ticks: list[tuple[float, str]]
     lines: Sequence[dict[str, Any]] = ()
     bars: Sequence[dict[str, Any]] = ()
+    dots: Sequence[tuple[float, float]] = ()
     width: int = _WIDTH
     height: int = _HEIGHT
 
 
 def render(
-    found: Findings,
+    found: Findings | Scored,
     names: Sequence[str],
     folder: Path,
     lines: Sequence[Mapping[str, Any]],
     size: Sequence[int],
+    task: tasks.Classify,
     **texts: Any,
 ) -> str:
     """Renders a report as HTML.
@@ -52,41 +53,80 @@ def render(
       folder: of the page; links to files are relative to it.
       lines: of metrics.jsonl.
       size: rows and columns of an image.
+      task: names the targets.
       texts: title, table_name, split, facts, counts, settings, environment.
     """
-    drawn = [("loss (nats)", "loss"), ("accuracy", "accuracy"), ("learning rate", "learning_rate")]
-    fitted = found.fitted
-    both = (("as trained", found.as_trained), (f"temperature {fitted.temperature:.2f}", fitted))
-    most = measures.frequent_confusions(found.confusion_KK, _MATRIX)
+    drawn = [("loss (nats)", "loss"), *((tasks.name_of(x), x) for x in task.reported)]
+    drawn += [("learning rate", "learning_rate")]
+    of_task = _of_classes(found) if isinstance(found, Findings) else _of_outputs(found, names, task)
     return artifacts.filled(
         Path(__file__).with_name("page.html"),
+        **of_task,
         names=list(names),
         digest=_digest,
         picture_of=_data_uri,
         heat_of=_heat,
         likeliest=lambda p_K: np.argsort(-p_K, kind="stable")[:3].tolist(),
         link=lambda name: os.path.relpath(name, folder) if os.path.isfile(name) else "",
-        target_text=lambda target_K: target_text(target_K, names),
+        target_text=lambda target_K: task.text(target_K, names),
         aspect=f"{size[1]} / {size[0]}",
         pixels="pixels" if max(size) <= _SMALL else "",
         columns=max((len(row) for row in found.augmented), default=1),
         curves=[
             chart
             for title, key in drawn
-            for chart in line_charts(title, metrics.series(lines, key), key == "accuracy")
+            for chart in line_charts(title, metrics.series(lines, key), tasks.form(key) == ".2%")
         ],
-        counts_KK=found.confusion_KK.tolist(),
-        confusions=most if len(names) > _MATRIX else None,
-        by_class=measures.by_class(found.confusion_KK),
-        calibrations=[
-            reliability_chart(f"{title}: ECE {c.ece:.1%}, loss {c.loss:.4f}", c.bins)
-            for title, c in both
-        ],
-        wrong=found.wrong,
-        unsure=found.unsure,
         augmented=found.augmented,
         **texts,
     )
+
+
+def _of_classes(found: Findings) -> dict[str, Any]:
+    """Returns what the page shows of classes."""
+    fitted, classes = found.fitted, len(found.confusion_KK)
+    both = (("as trained", found.as_trained), (f"temperature {fitted.temperature:.2f}", fitted))
+    most = measures.frequent_confusions(found.confusion_KK, _MATRIX)
+    return {
+        "by_output": None,
+        "counts_KK": found.confusion_KK.tolist(),
+        "confusions": most if classes > _MATRIX else None,
+        "by_class": measures.by_class(found.confusion_KK),
+        "calibrations": [
+            reliability_chart(f"{title}: ECE {c.ece:.1%}, loss {c.loss:.4f}", c.bins)
+            for title, c in both
+        ],
+        "wrong": found.wrong,
+        "unsure": found.unsure,
+    }
+
+
+def _of_outputs(found: Scored, names: Sequence[str], task: tasks.Classify) -> dict[str, Any]:
+    """Returns what the page shows of labels or numbers."""
+    columns = [[f"{x:.4g}" for x in column.tolist()] for column in found.by_output.values()]
+    charts = []
+    if task.unit == "value":
+        pairs = zip(names, found.true_NK.T, found.answers_NK.T, strict=True)
+        charts = [scatter_chart(*pair) for pair, _ in zip(pairs, range(_MATRIX), strict=False)]
+    heads = [task.noun, *found.by_output]
+    return {
+        "by_output": {"heads": heads, "rows": list(zip(*columns, strict=True)), "charts": charts},
+        "worst": found.worst,
+    }
+
+
+def scatter_chart(title: str, true_N: np.ndarray, answers_N: np.ndarray) -> Chart:
+    """Returns a chart of predicted by true numbers; the dashed line is where both are equal."""
+    both = np.concatenate([true_N, answers_N])
+    low, high = float(both.min()), float(both.max())
+    high += low == high
+    x, x_ticks = _axis(low, high, 0, _WIDTH, ".6g")
+    y, y_ticks = _axis(low, high, _HEIGHT, 0, ".6g")
+    some = slice(None, None, -(-len(true_N) // _MOST_POINTS))
+    dots = [
+        (x(a), y(b)) for a, b in zip(true_N[some].tolist(), answers_N[some].tolist(), strict=True)
+    ]
+    return Chart(f"{title}: predicted", "true", x_ticks, y_ticks, dots=dots)
 
 
 def line_charts(
@@ -99,7 +139,7 @@ def line_charts(
     xs, ys = zip(*points, strict=True)
     top, form, last = (1.0, ".0%", ".2%") if percent else (1.05 * max(*ys, 1e-9), ",.6g", ".4g")
     x, x_ticks = _axis(min(0, *xs), max(*xs, 1), 0, _WIDTH, ",.6g")
-    y, y_ticks = _axis(0.0, top, _HEIGHT, 0, form)
+    y, y_ticks = _axis(min(0.0, *ys), top, _HEIGHT, 0, form)
     drawn = []
     for number, (name, of_one) in enumerate(series.items()):
         if of_one:

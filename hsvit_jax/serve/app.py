@@ -20,13 +20,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from hsvit_jax import artifacts, data
+from hsvit_jax import artifacts, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.serve import admission
 from hsvit_jax.serve.batching import Answer, Batcher, part_of
 
-_TOP = 5
 # An image of this size is decoded faster than a thread gets it.
 _SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
 _THREADS = 3
@@ -58,6 +57,7 @@ class Interface:
         self.batcher, self.limits = batcher, limits
         self.admission = admission.Admission(limits, token)
         self._classifier = batcher.network.classifier
+        self._task = tasks.of(self._classifier.config)
         self._page = artifacts.filled(Path(__file__).with_name("page.html"), **self._about())
         self._metrics = own = prometheus.CollectorRegistry()
         self._seconds = prometheus.Histogram(
@@ -128,7 +128,7 @@ class Interface:
                 "name": part.name,
                 "groups": part.groups,
                 "milliseconds": taken,
-                "top": self._top(p_K, 1)[0] if part.groups and taken is not None else None,
+                "top": self._first(p_K) if part.groups and taken is not None else None,
             }
             for part, taken, p_K in zip(self.batcher.voters.parts, times_P, p_PK, strict=True)
         ]
@@ -152,6 +152,7 @@ class Interface:
             "image_size": c.image_size,
             "channels": c.channels,
             "fit": c.config.data.fit,
+            "task": c.config.data.task,
             "classes": len(c.class_names),
             "parts": [dataclasses.asdict(part) for part in self.batcher.voters.parts],
         }
@@ -204,12 +205,13 @@ class Interface:
     def _prediction(self, name: str, answer: Answer) -> dict[str, Any]:
         groups = sum(part.groups for part in self.batcher.voters.parts)
         votes = {"voted": answer.voted, "of": groups}
-        return {"file": name, "top": self._top(answer.probabilities_K), "votes": votes}
+        top = self._task.rows(answer.probabilities_K, self._classifier.class_names, self._task.most)
+        return {"file": name, "top": top, "votes": votes}
 
-    def _top(self, probabilities_K: np.ndarray, most: int = _TOP) -> list[dict[str, Any]]:
-        order = np.argsort(-probabilities_K, kind="stable")[:most]
-        names = self._classifier.class_names
-        return [{"label": names[k], "probability": float(probabilities_K[k])} for k in order]
+    def _first(self, answer_K: np.ndarray) -> dict[str, Any]:
+        """Returns the likeliest label, or the first number, of one part."""
+        k = self._task.ranked(answer_K)[0]
+        return {"label": self._classifier.class_names[k], self._task.unit: float(answer_K[k])}
 
 
 def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
@@ -218,10 +220,7 @@ def maps(classifier: Classifier, image_HWC: np.ndarray) -> list[dict[str, Any]]:
     Each of an HSViT's groups has a map too: its feature maps' sum, weighted by the attention of
     CLS, at the tile that the group's tower sees.
     """
-    try:
-        views = classifier.explain(image_HWC[None])[0]
-    except ValueError:  # the network has nothing to show
-        return []
+    views = classifier.explain(image_HWC[None])[0]
     found: list[tuple[str, np.ndarray]] = []
     if views.groups is not None:
         model = classifier.config.model

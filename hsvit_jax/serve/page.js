@@ -11,7 +11,8 @@ const bar = (value, label) => make("progress", { max: 1, value, ariaLabel: label
 let image = null; // a Blob
 let lost = new Set();
 let asked = 0;
-const { fit } = document.body.dataset; // how an image is made to fit the network's rows and columns
+const { fit, task } = document.body.dataset; // how an image is made to fit the network's rows and columns
+const amount = ({ probability, value }) => (value === undefined ? percent(probability) : `${+value.toPrecision(5)}`);
 const size = document.body.dataset.size.split(" ").map(Number);
 
 async function call(path, options = {}) {
@@ -45,25 +46,28 @@ async function show({ top, votes, parts, maps }) {
   const [shared] = times.size === 1 ? times : [null]; // one program computes all parts
   const after = shared ? ` in ${shared.toFixed(0)} ms` : "";
   const voted = parts.filter((part, number) => part.top && !lost.has(number));
-  const chose = voted.filter((part) => part.top.label === top[0].label).length;
+  const chose = voted.filter((part) => part.top.label === top[0]?.label).length;
   const whose = parts.some(({ groups }) => groups > 1) ? ` of ${voted.length} parts` : "";
-  const counts = ` (${votes.voted} of ${votes.of} groups answered, ${chose}${whose} chose it)`;
-  const share = ` ${(100 * top[0].probability).toFixed(0)} %`;
-  const label = make("strong", { textContent: top[0].label });
+  const one = task === "classify"; // other tasks answer with labels or numbers
+  const agreed = one ? `, ${chose}${whose} chose it` : "";
+  const counts = ` (${votes.voted} of ${votes.of} groups answered${agreed})`;
+  const share = one ? ` ${(100 * top[0].probability).toFixed(0)} %` : "";
+  const all = top.map((row) => `${row.label} ${amount(row)}`).join(", ") || "no label";
+  const label = make("strong", { textContent: one ? top[0].label : all });
   at("votes").replaceChildren(label, share, parts.length > 1 ? counts : "", after);
   at("classes").replaceChildren(
-    ...top.map(({ label, probability }) =>
-      make("li", {}, make("span", { textContent: brief(label), title: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
+    ...top.map((row) =>
+      make("li", {}, make("span", { textContent: brief(row.label), title: row.label }), row.value === undefined ? bar(row.probability, row.label) : "", make("span", { textContent: amount(row) })),
     ),
   );
   [...at("parts").children].forEach((row, number) => {
     const { milliseconds, top } = parts[number];
     const gone = milliseconds === null;
     row.className = gone ? "gone" : lost.has(number) ? "off" : "";
-    row.querySelector("progress").value = top ? top.probability : 0;
+    row.querySelector("progress").value = top?.probability ?? 0;
     row.lastElementChild.textContent = !top
       ? gone ? "no answer" : "no vote" // its groups were lost in training
-      : `${brief(top.label)}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
+      : `${brief(top.label)}, ${amount(top)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
   });
   const picture = await createImageBitmap(image).catch(() => null); // the server may read more
   at("maps-section").hidden = !maps.length || !picture;

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import augment
+from hsvit_jax import augment, tasks
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.models.hsvit.votes import tally
 from hsvit_jax.models.network import UNSHARDED
@@ -87,6 +87,7 @@ class Network:
         if model.voters:
             cuts, head = classifier.cut(model.units)
             self.parts = parts_of(cuts, model.splits.removesuffix("s"))
+        task = tasks.of(config)
         count, mean, std = len(self.parts), tuple(config.data.mean), tuple(config.data.std)
 
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
@@ -109,7 +110,7 @@ class Network:
                 whole = dataclasses.replace(head, params=params)
                 return whole(total_BD, weights_PB.sum(0)[:, None])[0]
 
-            return jax.nn.softmax(jnp.stack([*map(of_view, cls_VPBD)]).mean(0), -1)
+            return task.answer(jnp.stack([*map(of_view, cls_VPBD)]).mean(0))
 
         # Large images may keep all of asyncio's threads busy.
         self._threads = ThreadPoolExecutor(self.at_once)
@@ -132,7 +133,7 @@ class Network:
     def elect(
         self, parts: tuple[Part, ...], cls_VPBD: np.ndarray, voted_PB: np.ndarray
     ) -> np.ndarray:
-        """Returns class probabilities (B, K) of the average of the parts with `voted_PB` = 1."""
+        """Returns the answers (B, K) of the average of the parts with `voted_PB` = 1."""
         weights_PB = np.float32([[part.weight] for part in parts]) * np.float32(voted_PB)
         params = {name: x for name, x in self.classifier.params.items() if name == "head"}
         return np.asarray(self._elected(params, cls_VPBD, weights_PB))

@@ -9,7 +9,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import artifacts, data, train
+from hsvit_jax import artifacts, data, tasks, train
 from hsvit_jax.train import init_from
 
 
@@ -68,6 +68,7 @@ def train_folds(config: ml_collections.ConfigDict, count: int, out: Path) -> lis
     Returns:
       a line for each fold, one for all, and the path of the table, which is written.
     """
+    tasks.refuse_others(config, "crossval")
     config = init_from.with_weights(config)
     dataset = train.load_data(config)
     lines, rows = [], []

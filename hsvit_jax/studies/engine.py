@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, data, train
+from hsvit_jax import artifacts, data, tasks, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import costs
 from hsvit_jax.runtime import coordination
@@ -124,6 +124,8 @@ def configure(
             "its x or line)"
         )
     configs = {system: _config(system, [*settings, *system.settings]) for system in systems}
+    for config in configs.values():
+        tasks.refuse_others(config, "a comparison")
     first = next(iter(configs.values()))
     seeded = {config_lib.override(first, [f"seed={seed}"]).seed for seed in seeds}
     if not seeds or len(seeded) < len(seeds):

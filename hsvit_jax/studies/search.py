@@ -132,7 +132,7 @@ class Search:
         options |= {"callbacks": [_Curve(trial, folder, self.figure)]}
         try:
             result = train.train(config, folder, dataset=engine.images(config, loaded), **options)
-            study.tell(trial, getattr(result.validation, self.figure))
+            study.tell(trial, result.validation.figures[self.figure])
         except (optuna.TrialPruned, train.Diverged) as error:
             coordination.print_once(f"{folder.name} ends early: {error}")
             study.tell(trial, state=_PRUNED)

@@ -2,7 +2,7 @@
 
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from hsvit_jax import artifacts, augment
+from hsvit_jax import artifacts, augment, tasks
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.data.dataset import stream_batches
-from hsvit_jax.text import printable
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.train.step import AUGMENT, MIX, ORDER, Batch, augment_settings, run_key
 
@@ -101,7 +100,8 @@ def make_gather(run: Run) -> Callable[..., Batch]:
 def resident(run: Run, first: int) -> Iterator[Batch]:
     """Yields batches of a training split that every device holds whole."""
     split, gather = run.dataset.train, make_gather(run)
-    images, labels = (mesh_lib.put_replicated(run.mesh, x) for x in (split.images, split.labels))
+    arrays = split.images, tasks.of(run.config).encode(split.labels)
+    images, labels = (mesh_lib.put_replicated(run.mesh, x) for x in arrays)
     for ids_B in example_ids(run, first):
         yield gather(images, labels, mesh_lib.put_batch(run.mesh, ids_B))
 
@@ -110,12 +110,13 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
     """Yields the same batches; this process reads and decodes only its own rows."""
     size = run.config.train.batch
     rows = mesh_lib.local_rows(run.mesh, size)
-    split = run.dataset.train
+    split, encode = run.dataset.train, tasks.of(run.config).encode
     draws = itertools.islice(example_ids(run, first), run.total_steps - first)
     ids, again = itertools.tee(ids_B[rows] for ids_B in draws)
     read = stream_batches(split, (ids_B % len(split) for ids_B in ids))
     for (images, labels, _), ids_B in zip(read, again, strict=True):
-        yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in (images, labels, ids_B))
+        batch = images, encode(labels), ids_B
+        yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in batch)
 
 
 def augmented(
@@ -135,19 +136,12 @@ def augmented(
     return np.clip(pixels, 0, 255).astype(np.uint8), targets_BK
 
 
-def target_text(target_K: np.ndarray, names: Sequence[str]) -> str:
-    """Names the classes of a target, with their shares if images are mixed."""
-    top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
-    shares = [f" {target_K[k]:.0%}" * (len(top) > 1) for k in top]
-    return " + ".join(printable(names[k]) + share for k, share in zip(top, shares, strict=True))
-
-
 def draw_first(run: Run, path: Path) -> None:
     """Draws images of the first batch as the network sees them, augmented, with targets."""
     config, split = run.config, run.dataset.train
     ids_B = next(example_ids(run, 0))
     rows_B = ids_B % len(split)
-    batch = split.gather(rows_B), split.labels[rows_B].astype(np.int32), ids_B
+    batch = split.gather(rows_B), split.labels[rows_B], ids_B
     late = not round(config.augment.mix_until * run.total_steps)
     images, targets_BK = augmented(config, 0, *batch, late=late)
     rows = -(-min(len(images), _DRAWN) // 6)
@@ -156,6 +150,7 @@ def draw_first(run: Run, path: Path) -> None:
     for place, (image_HWC, target_K) in enumerate(drawn, 1):
         axes = figure.add_subplot(rows, 6, place, xticks=[], yticks=[])
         axes.imshow(image_HWC.squeeze(), cmap="gray", vmin=0, vmax=255)
-        text = textwrap.fill(target_text(target_K, run.dataset.info.class_names), 24, max_lines=3)
+        text = tasks.of(config).text(target_K, run.dataset.info.class_names)
+        text = textwrap.fill(text, 24, max_lines=3)
         axes.set_title(text, fontsize=6, parse_math=False)
     artifacts.save_figure(figure, path)

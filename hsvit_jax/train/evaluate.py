@@ -1,7 +1,7 @@
 """Exact evaluation: every example of a split counts once, on any number of devices."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import artifacts, augment
+from hsvit_jax import artifacts, augment, tasks
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -26,6 +26,7 @@ class Evaluation:
     examples: int
     # int64; rows: the true class, columns: the predicted one
     confusion_KK: np.ndarray = dataclasses.field(repr=False)
+    own: Mapping[str, float] = dataclasses.field(default_factory=dict)  # train.metrics
 
     @property
     def macro_f1(self) -> float:
@@ -40,10 +41,39 @@ class Evaluation:
         line |= {"interval": list(ends)} if ends else {}
         line |= {"macro_f1": self.macro_f1}
         line |= {"top5": self.top5} if len(self.confusion_KK) > 5 else {}
-        return line | {"examples": self.examples}
+        return line | {**self.own, "examples": self.examples}
 
     def __str__(self) -> str:
         return f"accuracy {artifacts.accuracy_text(self.accuracy, self.examples)}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """Results on one split for several labels or numbers an image.
+
+    Attributes:
+        values: the task's figures and the registered metrics, by name.
+        by_output: columns of a table by label or by column of numbers, (K,) each.
+    """
+
+    loss: float
+    examples: int
+    values: Mapping[str, float]
+    by_output: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Its figures by name."""
+        return {"loss": self.loss, **self.values, "examples": self.examples}
+
+    def __str__(self) -> str:
+        return ", ".join(tasks.shown(name, value) for name, value in self.values.items())
+
+    def table(self, names: Sequence[str]) -> str:
+        """Formats the table by label or column, which `names` names."""
+        cells = [[f"{x:.4g}" for x in column.tolist()] for column in self.by_output.values()]
+        rows = zip(names, *cells, strict=True)
+        return "\n".join(artifacts.aligned([("", *self.by_output), *rows]))
 
 
 def macro_f1(confusion_KK: np.ndarray) -> float:
@@ -113,12 +143,16 @@ def make_evaluator(
         nothing. before_batch() may raise to give up. An empty split raises ValueError.
     """
     forward = make_forward(model, mesh, config, aggregate, votes_G)
-    num_classes = config.data.num_classes
+    num_classes, task = config.data.num_classes, tasks.of(config)
+    tasks.check(config)
+    gathers = config.data.task != "classify" or tasks.has_own(config) or config.train.loss
 
     def count(
         params: dict, stats: dict, images_BHWC: Array, labels_B: Array, valid_B: Array
     ) -> dict:
         logits_BK = forward(params, stats, images_BHWC)
+        if labels_B.ndim == 2:
+            return {"outputs": logits_BK}
         rank_B = _rank(logits_BK, labels_B)
         finite_B = jnp.isfinite(logits_BK).all(1)
         log_p_BK = jax.nn.log_softmax(logits_BK)
@@ -131,7 +165,7 @@ def make_evaluator(
             "loss": jnp.where(valid_B, loss_B, 0.0).sum(),
             "top5": ((rank_B < 5) & counted_B).sum(),
             "pairs": pairs_2B,
-        }
+        } | ({"outputs": logits_BK} if gathers else {})
 
     options = mesh_lib.compiler_options()
     compiled = jax.jit(count, out_shardings=mesh_lib.replicated(mesh), compiler_options=options)
@@ -142,25 +176,56 @@ def make_evaluator(
         split: Any,
         batch: int,
         before_batch: Callable[[], None] = lambda: None,
-    ) -> Evaluation:
+    ) -> Evaluation | Scores:
         total = len(split)
         if not total:
             raise ValueError("cannot evaluate on an empty split: hold out some examples")
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
+        outputs: list[np.ndarray] = []
         multiple = mesh.shape[mesh_lib.DATA]
         size = _size(split, batch, multiple)
         rows = mesh_lib.local_rows(mesh, size)
         for local in padded_batches(split, batch, multiple, rows):
             before_batch()
+            local = local[0], task.encode(local[1]), local[2]
             arrays = (mesh_lib.put_rows(mesh, a, size) for a in local)
             sums = jax.device_get(compiled(params, stats, *arrays))
+            outputs += [sums["outputs"]] if gathers else []
+            if "loss" not in sums:
+                continue
             loss += float(sums["loss"])
             top5 += int(sums["top5"])
             np.add.at(confusion_KK, tuple(sums["pairs"][:, sums["pairs"][0] >= 0]), 1)
+        own, outputs_NK = {}, np.zeros(0)
+        if gathers:
+            outputs_NK = np.concatenate(outputs)[:total]
+            value, own = _named(config, outputs_NK, split.labels, size)
+            loss = value * total
+        if split.labels.ndim == 2:
+            figures, by_output = task.measure(outputs_NK, split.labels)
+            return Scores(loss / total, total, {**figures, **own}, by_output)
         correct = int(np.trace(confusion_KK))
-        return Evaluation(loss / total, correct / total, top5 / total, total, confusion_KK)
+        return Evaluation(loss / total, correct / total, top5 / total, total, confusion_KK, own)
 
     return evaluate
+
+
+def _named(
+    config: ml_collections.ConfigDict, outputs_NK: np.ndarray, labels: np.ndarray, batch: int
+) -> tuple[float, dict[str, float]]:
+    """Computes the loss, in batches without padding, and the metrics of train.metrics."""
+    task, function, classes = tasks.of(config), tasks.loss(config), config.data.num_classes
+    encoded, total = task.encode(labels), 0.0
+    targets_NK = np.eye(classes, dtype=np.float32)[encoded] if labels.ndim == 1 else encoded
+    for start in range(0, len(labels), batch):
+        part = slice(start, start + batch)
+        ones = np.ones(len(outputs_NK[part]), np.float32)
+        total += float(function(outputs_NK[part], targets_NK[part], ones)) * len(ones)
+    answers_NK, ones = task.answer(outputs_NK), np.ones(len(labels), np.float32)
+    targets_NK = targets_NK if labels.ndim == 1 else labels
+    given = answers_NK.astype(np.float32), targets_NK.astype(np.float32), ones
+    own = {name: float(tasks.METRICS[name](*given)) for name in config.train.metrics}
+    return total / len(labels), own
 
 
 def _rank(logits_BK: Array, labels_B: Array) -> Array:
@@ -181,8 +246,8 @@ def padded_batches(
         rows: places in a batch to read, defaults to all.
 
     Yields:
-        (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). Copies of its first example
-        pad the last batch, as they change no maximum over it (`model.batch_coupling`).
+        (images uint8 (B, H, W, C), labels (B,) or (B, K), valid bool (B,)). Copies of its first
+        example pad the last batch, as they change no maximum over it (`model.batch_coupling`).
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):
@@ -190,7 +255,7 @@ def padded_batches(
         index = index if rows is None else index[rows]
         valid = index < len(split)
         index = np.where(valid, index, start)
-        yield split.gather(index), split.labels[index].astype(np.int32), valid
+        yield split.gather(index), split.labels[index], valid
 
 
 def _size(split: Any, batch: int, multiple: int) -> int:

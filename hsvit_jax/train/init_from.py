@@ -46,6 +46,7 @@ def refuse_random(config: config_lib.Settings) -> None:
 
 
 _OF_IMAGES = ("image_size", "channels", "mean", "std")
+_OF_NUMBERS = ("target_mean", "target_std")
 
 
 def of_weights(
@@ -83,6 +84,8 @@ def of_weights(
         sizes = config_lib.build_model(stored).config
         fills = {f"model.{key}": getattr(sizes, key) for key in FAMILIES[family].automatic}
     settings = {f"data.{key}": stored.data[key] for key in _OF_IMAGES}
+    if stored.data.task == config.data.task and config.init.classifier != "new":
+        fills |= {f"data.{key}": stored.data[key] for key in _OF_NUMBERS}
     return config_lib.Weights(settings | pixels, fills, source)
 
 
@@ -113,6 +116,7 @@ def _of_begun(source: str, workdir: Path) -> config_lib.Weights | None:
         settings = {f"data.{key}": saved.data[key] for key in _OF_IMAGES}
         automatic = FAMILIES[saved.model.family].automatic
         fills = {f"model.{key}": saved.model[key] for key in automatic}
+        fills |= {f"data.{key}": saved.data.get(key, ()) for key in _OF_NUMBERS}
         same = without_commit(begun) == without_commit(source)
     except (OSError, *files.FOREIGN):
         return None  # somebody changed it; the run writes it anew

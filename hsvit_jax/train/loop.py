@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax import checkpoint
+from hsvit_jax import checkpoint, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax.config import recipes
 from hsvit_jax.models import costs
@@ -44,8 +44,8 @@ class Callback:
 
     def on_step(self, step: int, figures: dict[str, float]) -> dict[str, float] | None:
         """Runs after each training step, with its grad_norm, and the means of loss and accuracy
-        since the last logged step (train.log_every). Returns values for the log's line of this
-        step, if there is one."""
+        (label_accuracy, mae) since the last logged step (train.log_every). Returns values for the
+        log's line of this step, if there is one."""
 
     def on_evaluation(
         self, step: int, split: str, result: evaluate_lib.Evaluation
@@ -87,6 +87,7 @@ class Loop:
         self.watchdog, self.callbacks = watchdog, callbacks
         self.schedule = jax.jit(run.schedule)  # one program rather than one per operation
         self.selects_on, self.figure = config_lib.selection(run.config)
+        self.task = tasks.of(run.config)
         self.meta, self.asked = run.meta, run.asked
         for callback in callbacks:
             callback._loop = self
@@ -217,7 +218,8 @@ class Loop:
             )
         own: dict[str, Any] = {}
         for callback in self.callbacks:
-            figures = {name: float(values[name]) for name in ("loss", "accuracy", "grad_norm")}
+            names = "loss", self.task.step_figure, "grad_norm"
+            figures = {name: float(values[name]) for name in names}
             own |= callback.on_step(number, figures) or {}
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
@@ -230,7 +232,7 @@ class Loop:
         line = {
             "epoch": epoch,
             "loss": float(values["loss"]),
-            "accuracy": float(values["accuracy"]),
+            self.task.step_figure: float(values[self.task.step_figure]),
             # A skipped step does not advance the schedule.
             "learning_rate": float(self.schedule(max(number - 1 - int(values["skipped"]), 0))),
             "grad_norm": float(values["grad_norm"]),
@@ -274,7 +276,7 @@ class Loop:
             result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
             if self.figure:
-                metric = getattr(result, self.figure) if math.isfinite(result.loss) else math.nan
+                metric = result.figures[self.figure] if math.isfinite(result.loss) else math.nan
         self.obey()
         last = last or self.asked[1]
         if last or epochs % run.config.checkpoint.every == 0 or metric is not None:
@@ -323,7 +325,8 @@ class Loop:
             own |= callback.on_evaluation(step, split, result) or {}
         self.log.write(step, {"split": split, **result.figures, **self.remarks, **own})
         if self.figure and split == self.selects_on and math.isfinite(result.loss):
-            self.bar.best = max(getattr(result, self.figure), self.bar.best or 0.0)
+            best = -math.inf if self.bar.best is None else self.bar.best
+            self.bar.best = max(result.figures[self.figure], best)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def conclude(

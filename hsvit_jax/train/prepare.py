@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import augment, data
+from hsvit_jax import augment, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, memory
@@ -50,6 +50,7 @@ def load_data(
             fit=settings.fit,
             val_fraction=settings.val_fraction,
             on_bad_image=settings.on_bad_image,
+            task=settings.task,
             progress=_progress() if verbose and coordination.is_lead() else None,
             test_only=test_only,
             **limit,
@@ -79,7 +80,7 @@ def _progress() -> Callable[[str, int, int], None]:
 def _settings_of(dataset: data.Dataset) -> dict[str, Any]:
     """Returns the settings of a given data set by 'data.key'."""
     info = dataset.info
-    found = {f"data.{key}": getattr(info, key) for key in ("image_size", "channels", "fit")}
+    found = {f"data.{key}": getattr(info, key) for key in ("image_size", "channels", "fit", "task")}
     for key in ("val_fraction", "fraction", "on_bad_image"):
         found[f"data.{key}"] = getattr(dataset, key)
     if "=" in info.name or info.name in config_lib.DATA_SETS:
@@ -110,6 +111,7 @@ def prepare(
     weights, given = init_from.of_weights(config, workdir), {}
     if dataset is None:
         early = config_lib.resolve(config, weights=weights)
+        tasks.check(early)
         step.augment_settings(early)  # refuses what no images can change, before they are read
         for text in early.augment.transforms:
             augment.transforms.named(text)
@@ -123,6 +125,7 @@ def prepare(
     known = {"images": images, "given": given, "weights": weights}
     config = config_lib.resolve(config, dataset.info, **known)
     config_lib.refuse_unread(config)
+    tasks.check(config)
     _check_splits(config, dataset)
     if config.init.cache:
         config = feature_cache.without_augmentation(config)

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import artifacts, checkpoint, data
+from hsvit_jax import artifacts, checkpoint, data, tasks
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, watchdog
@@ -155,7 +155,8 @@ def train(
         state = loop.take_steps(state)
         last = int(state["step"])
         best_step, state, validation, test = loop.conclude(state, evaluate_test)
-        curves = metrics.draw_curves(workdir, workdir.name) if lead else None
+        figure = tasks.of(run.config).reported[0]
+        curves = metrics.draw_curves(workdir, workdir.name, figure) if lead else None
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     seconds = time.monotonic() - started
     result = Result(workdir, last, best_step, parameters, test, validation, seconds, curves)
@@ -175,7 +176,8 @@ def _open_metrics(
     split, figure = config_lib.selection(config)
     found = log.evaluations(split, figure)
     steps, best = (total, first, run.steps_per_epoch), max(found.values(), default=None)
-    progress = metrics.Progress(*steps, offset=run.offset, best=best, enabled=verbose)
+    shown = {"best": best, "figure": figure}
+    progress = metrics.Progress(*steps, offset=run.offset, **shown, enabled=verbose)
     bar = stack.enter_context(progress)
     if figure and found and first >= total and first not in found:
         bar.say(
@@ -247,8 +249,8 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
-        f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}"
-        f"{crops}\n"
+        f"of {config.data.num_classes} {tasks.of(config).noun}, "
+        f"{'×'.join(map(str, config.data.image_size))}{crops}\n"
         f"network  {config_lib.title(config.model)}, {parameters:,} parameters, {start}"
         f"{_devices(run.mesh)}\n"
         f"length   {total:,} steps of {config.train.batch} images ({epochs}), {warmup_text}; "

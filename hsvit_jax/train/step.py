@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from flax import serialization
 
-from hsvit_jax import augment
+from hsvit_jax import augment, tasks
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train.run_spec import Run
 
@@ -25,8 +25,8 @@ Array = jax.Array
 # Uses of randomness, each with a stream of its own.
 INIT, ORDER, AUGMENT, MIX, DROPOUT = range(5)
 
-#: (inputs, labels (B,), ids (B,)): uint8 images (B, H, W, C), or float features (B, …) computed
-#: from them; ids are the examples' indices in the training split.
+#: (inputs, labels (B,) or targets (B, K), ids (B,)): uint8 images (B, H, W, C), or float features
+#: (B, …) computed from them; ids are the examples' indices in the training split.
 Batch = tuple[Array, Array, Array]
 
 
@@ -54,6 +54,7 @@ def init_state(
     """
     params, stats = start or model.init(run_key(config.seed, INIT))
     frozen = frozenset() if config.init.unfreeze_after else model.frozen
+    figure = tasks.of(config).step_figure
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
@@ -61,7 +62,7 @@ def init_state(
         "opt": tx.init(trainable(params, frozen)),
         "bad": jnp.zeros((), jnp.int32),
         "skipped": jnp.zeros((), jnp.int32),
-        "meter": {name: jnp.zeros((), jnp.float32) for name in ("loss", "accuracy", "steps")},
+        "meter": {name: jnp.zeros((), jnp.float32) for name in ("loss", figure, "steps")},
     }
     if config.train.ema_decay > 0:
         moving = {"params": params, "stats": stats}
@@ -123,18 +124,18 @@ def make_train_step(
         settings: augmentation of images, defaults to the configuration's.
 
     Returns:
-        `train_step(state, batch)` → the next state and scalar metrics: loss and accuracy as means
-        since the last log line, grad_norm, bad, skipped. `Run.lessons` follow the batch.
+        `train_step(state, batch)` → the next state and scalar metrics: loss and accuracy (or the
+        task's figure) as means since the last log line, grad_norm, bad, skipped. `Run.lessons`
+        follow the batch.
     """
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
-    weights_K = class_weights(run) if config.data.balance == "weights" else None
-    smoothing = settings.label_smoothing
-    if weights_K is not None:  # smoothed by `weighed`
+    criterion, unsmoothed = make_criterion(run, settings.label_smoothing)
+    if unsmoothed:
         settings = dataclasses.replace(settings, label_smoothing=0.0)
     inputs_of = _make_inputs(run, settings)
-    gradient = _make_gradient(run, weights_K, smoothing)
-    tx = optax.with_extra_args_support(run.tx)
+    gradient = _make_gradient(run, criterion)
+    tx, figure = optax.with_extra_args_support(run.tx), tasks.of(config).step_figure
 
     def train_step(state: dict, batch: Batch, *teacher: dict) -> tuple[dict, dict]:
         number = state["step"]
@@ -167,9 +168,9 @@ def make_train_step(
             new["ema"] = {name: {**tree, **ema[name]} for name, tree in state["ema"].items()}
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-        new |= _count(state, good, loss, accuracy, config.train.log_every)
+        new |= _count(state, good, loss, (figure, accuracy), config.train.log_every)
         meter = new["meter"]
-        means = {name: meter[name] / meter["steps"] for name in ("loss", "accuracy")}
+        means = {name: meter[name] / meter["steps"] for name in ("loss", figure)}
         return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
 
     return train_step
@@ -195,8 +196,34 @@ def _make_inputs(
     return inputs
 
 
+def make_criterion(
+    run: Run, smoothing: float
+) -> tuple[Callable[[Array, Array], tuple[Array, Array]], bool]:
+    """Builds `criterion(outputs (B, K), targets (B, K))` → the loss and the figure of a batch.
+
+    Returns:
+        it, and whether it smooths the targets itself.
+    """
+    config, task, loss = run.config, tasks.of(run.config), tasks.loss(run.config)
+    weights_K = class_weights(run) if config.data.balance == "weights" else None
+
+    def plain(logits_BK: Array, targets_BK: Array) -> tuple[Array, Array]:
+        own_BK = targets_BK if weights_K is None else weighed(targets_BK, weights_K, smoothing)
+        loss = optax.softmax_cross_entropy(logits_BK, own_BK).mean()
+        return loss, task.step_value(logits_BK, targets_BK)
+
+    def named(outputs_BK: Array, targets_BK: Array) -> tuple[Array, Array]:
+        weights_B = jnp.ones(len(targets_BK)) if weights_K is None else targets_BK @ weights_K
+        value = loss(outputs_BK, targets_BK, weights_B)
+        return value, task.step_value(outputs_BK, targets_BK)
+
+    if loss is tasks.LOSSES["cross_entropy"]:
+        return plain, weights_K is not None
+    return named, False
+
+
 def _make_gradient(
-    run: Run, weights_K: np.ndarray | None, smoothing: float
+    run: Run, criterion: Callable[[Array, Array], tuple[Array, Array]]
 ) -> Callable[..., tuple[Array, Array, dict, dict]]:
     """Builds `gradient(step number, params, frozen params, stats, examples, *teacher)`.
 
@@ -224,14 +251,12 @@ def _make_gradient(
                 dropout_key=jax.random.fold_in(dropout_key, number),
                 example_ids_B=ids_B,
             )
-            own_BK = targets_BK if weights_K is None else weighed(targets_BK, weights_K, smoothing)
-            loss = optax.softmax_cross_entropy(logits_BK, own_BK).mean()
+            loss, accuracy = criterion(logits_BK, targets_BK)
             if teacher:
                 temperature, taught_BK = config.train.distill_temperature, ask(*teacher, inputs)[0]
                 soft = distillation(logits_BK, taught_BK, temperature)
                 loss = (1.0 - weight) * loss + weight * soft
-            hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
-            return loss, (hits_B.astype(jnp.float32).mean(), stats)
+            return loss, (accuracy, stats)
 
         if count == 1:
             (loss, (accuracy, stats)), grads = of_part(params, stats, *examples)
@@ -263,10 +288,12 @@ def distillation(logits_BK: Array, teacher_BK: Array, temperature: float) -> Arr
     return temperature**2 * divergence_B.mean()
 
 
-def _count(state: dict, good: Array, loss: Array, accuracy: Array, log_every: int) -> dict:
+def _count(
+    state: dict, good: Array, loss: Array, figure: tuple[str, Array], log_every: int
+) -> dict:
     """Advances the counters, and adds a good step to the sums since the last log line."""
     number, one = state["step"], good.astype(jnp.float32)
-    sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
+    sums = {"loss": jnp.where(good, loss, 0.0), figure[0]: figure[1] * one, "steps": one}
     fresh = number % log_every == 0
     return {
         "step": number + 1,

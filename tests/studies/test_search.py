@@ -90,7 +90,7 @@ class Trainer:
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             callbacks[0].on_evaluation(epoch, "val", None)
-        return SimpleNamespace(validation=SimpleNamespace(accuracy=best))
+        return SimpleNamespace(validation=SimpleNamespace(figures={"accuracy": best}))
 
 
 def searched(tmp_path, monkeypatch, name, trials=14, stops=()):

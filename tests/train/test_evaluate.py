@@ -30,7 +30,8 @@ class Linear:
 def config_of(classes, tta="none"):
     """What evaluation reads of a configuration."""
     images = {"mean": (0.4,), "std": (0.3,), "num_classes": classes}
-    return ml_collections.ConfigDict({"data": images, "eval": {"tta": tta}})
+    task = {"data": {**images, "task": "classify"}, "train": {"loss": "", "metrics": ()}}
+    return ml_collections.ConfigDict({**task, "eval": {"tta": tta}})
 
 
 def linear_params(classes, seed=0):

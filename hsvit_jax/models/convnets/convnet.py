@@ -204,5 +204,5 @@ class ConvNet(Network):
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = bound["backbone"](images_BHWC, context)
-        context.call_hook("maps", lambda: x_BHWC)
+        x_BHWC = context.tap("maps", x_BHWC)
         return bound["head"](x_BHWC, context)

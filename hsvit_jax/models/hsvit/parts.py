@@ -61,13 +61,14 @@ class Head:
 
     network: Network
     params: dict
+    answer: Callable[[Array], Array] = jax.nn.softmax
 
     def __call__(self, total_BD: Array, weight: Array) -> tuple[Array, Array]:
-        """Sums (B, D) and () over parts → logits and probabilities (B, K)."""
+        """Sums (B, D) and () over parts → logits and probabilities (or answers) (B, K)."""
         cls_BD = total_BD / jnp.where(weight > 0, weight, 1.0)
         logits_BK = self.network.bind(self.params, {})["head"](cls_BD.astype(self.network.dtype))
         logits_BK = logits_BK.astype(jnp.float32)
-        return logits_BK, jax.nn.softmax(logits_BK)
+        return logits_BK, self.answer(logits_BK)
 
 
 def cut(
@@ -76,6 +77,7 @@ def cut(
     stats: dict,
     count: int,
     normalise: Callable[[Array], Array] = lambda x: x,
+    answer: Callable[[Array], Array] = jax.nn.softmax,
 ) -> tuple[list[Part], Head]:
     """Cuts a network into `count` parts of equally many groups, in their order, and the head.
 
@@ -86,6 +88,7 @@ def cut(
         params, stats: its arrays.
         count: a divisor of its towers, or of its groups.
         normalise: makes the network's images of uint8 ones.
+        answer: makes answers of logits.
 
     Raises:
         ValueError: the network has no groups, or they do not split.
@@ -119,7 +122,7 @@ def cut(
         trees = [_share(network, tree, k, count) for tree in (body, stats)]
         voters, weight = int(np.count_nonzero(own_G)), float(own_G.sum())
         parts.append(Part(ours, voters, weight, smaller, *trees, normalise))
-    return parts, Head(network, head)
+    return parts, Head(network, head, answer)
 
 
 def _share(network: Any, tree: dict, k: int, count: int) -> dict:

@@ -133,8 +133,8 @@ class Projection(nnx.Module):
 
     def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
         """(B, H, W, C) → (B, C, D); first_token: the first channel's number, keys its dropout."""
+        x_BHWC = context.tap("maps", x_BHWC)
         x_BPC, channels = conv_layers.flatten(x_BHWC), x_BHWC.shape[3]
-        context.call_hook("maps", lambda: x_BHWC)
         # Narrowed last, as in `layers.Linear`.
         kernel_PD = varying.vary_like(self.embed.kernel[...], x_BPC).astype(x_BPC.dtype)
         z_BCD = jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD)

@@ -147,15 +147,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return list({(line["step"], line.get("split")): line for line in lines}.values())
 
 
-def measured(lines: Sequence[Mapping[str, Any]], step: int) -> dict[str, dict[str, Any]]:
-    """Selects accuracy, loss and examples of 'val' and 'test' at a step, but from damaged lines."""
+def measured(
+    lines: Sequence[Mapping[str, Any]], step: int, names: Sequence[str] = ("accuracy",)
+) -> dict[str, dict[str, Any]]:
+    """Selects accuracy, loss and examples of 'val' and 'test' at a step, but from damaged lines.
+
+    Other tasks have other figures, by `names`.
+    """
     found = {}
     for line in lines:
-        split, accuracy, loss = (line.get(key) for key in ("split", "accuracy", "loss"))
-        images, right = line.get("examples"), isinstance(accuracy, float) and 0 <= accuracy <= 1
+        split, loss, images = (line.get(key) for key in ("split", "loss", "examples"))
+        figures = {name: line.get(name) for name in names}
+        right = all(isinstance(x, float) and math.isfinite(x) for x in figures.values())
+        right &= right and 0 <= figures.get("accuracy", 0.0) <= 1
         if right and type(images) is int and images > 0 and line["step"] == step:
             loss = loss if isinstance(loss, float) else None
-            found[split] = {"accuracy": accuracy, "loss": loss, "examples": images}
+            found[split] = {**figures, "loss": loss, "examples": images}
     return {split: found[split] for split in ("val", "test") if split in found}
 
 

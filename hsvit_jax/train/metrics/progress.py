@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
+from hsvit_jax import tasks
 from hsvit_jax.text import printable
 
 
@@ -17,7 +18,7 @@ class Progress:
     Args:
         start: the step it resumes from.
         offset: of the run, which its epochs are counted by.
-        best: the highest validation accuracy so far, where there is one.
+        best: the highest validation accuracy so far, where there is one, or other `figure`.
         enabled: False shows nothing.
     """
 
@@ -31,9 +32,10 @@ class Progress:
         *,
         offset: int = 0,
         best: float | None = None,
+        figure: str = "accuracy",
         enabled: bool = True,
     ) -> None:
-        self.best, self._offset = best, offset
+        self.best, self._offset, self._form = best, offset, tasks.form(figure)
         self._total, self._steps_per_epoch = total, steps_per_epoch
         self._enabled = enabled
         self._bar, self._printed = None, -math.inf
@@ -66,15 +68,16 @@ class Progress:
             self._bar.update(step - self._bar.n)
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows figures of `step`: loss, accuracy, learning_rate, images_per_second, seconds_left.
+        """Shows loss, the task's figure, learning_rate, images_per_second, seconds_left of a step.
 
         The speed and the time left do not count compiling, evaluating and saving.
         """
         if not self._enabled:
             return
         left = datetime.timedelta(seconds=round(values["seconds_left"]))
-        figures = [f"loss {values['loss']:.4f}", f"accuracy {values['accuracy']:.2%}"]
-        figures += [] if self.best is None else [f"best {self.best:.2%}"]
+        figures = [f"loss {values['loss']:.4f}"]
+        figures += [tasks.shown(name, values[name]) for name in tasks.STEP_FIGURES & values.keys()]
+        figures += [] if self.best is None else [f"best {self.best:{self._form}}"]
         figures += [f"{values['images_per_second']:,.0f} images/s"]
         figures += [f"rate {values['learning_rate']:.1e}"]
         if self._bar is not None:
