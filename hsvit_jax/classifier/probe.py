@@ -84,6 +84,8 @@ def measure(network: Classifier, dataset: data.Dataset, k: int = 20) -> dict[str
     Raises:
       ValueError: a split has no images.
     """
+    if dataset.info.task != "classify":
+        raise ValueError(f"probe needs classes, and data.task={dataset.info.task}: remove it")
     splits = {name: getattr(dataset, name) for name in ("train", "val", "test")}
     if empty := [name for name, part in splits.items() if not len(part)]:
         raise ValueError(
