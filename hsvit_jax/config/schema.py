@@ -299,6 +299,14 @@ KEYS: Mapping[str, Key] = {
         fixed=_TAUGHT,
     ),
     "init.freeze": _text("frozen parts of the network, separated by commas", fixed=_TRAINED),
+    "init.unfreeze_after": _whole(
+        "epochs after which frozen parts train too; 0: never",
+        0,
+        MOST_STEPS,
+        when=[{"freeze": ON}],
+        off=0,
+        fixed=_TRAINED,
+    ),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),
     "mesh.group": _whole(
         "devices on the group axis; -1: the remaining ones", 1, 2**20, besides=(-1,)

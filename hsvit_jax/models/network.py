@@ -223,6 +223,12 @@ class Network:
         """
         raise ValueError("this network has no sums of branches to fuse; only FastViT has them")
 
+    def unfrozen(self) -> "Network":
+        """Returns this network with no part frozen."""
+        whole = copy.copy(self)
+        whole.frozen = frozenset()
+        return whole
+
     def with_frozen(self, names: Collection[str]) -> "Network":
         """Returns this network with these parts frozen, some of `part_names`.
 

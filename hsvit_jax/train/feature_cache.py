@@ -58,6 +58,11 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
             f"{where} keeps what the frozen parts make of each image, but augmentation makes "
             f"another image of it every time: switch it off ({off}), or leave init.cache empty"
         )
+    if config.init.unfreeze_after:
+        raise ValueError(
+            f"{where} keeps what frozen parts make, and init.unfreeze_after="
+            f"{config.init.unfreeze_after} would train them: set one of the two alone"
+        )
     if config.data.repeats > 1:
         raise ValueError(
             f"{where} has one set of features of an image, and data.repeats={config.data.repeats} "

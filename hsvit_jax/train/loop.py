@@ -2,9 +2,11 @@
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import functools
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -32,17 +34,34 @@ _VIEWS = {"none": 1, "flip": 2, "shift": 10}
 
 
 class Callback:
-    """Receives a run's figures; a subclass overrides the methods that it needs."""
+    """Receives a run's figures and may act; a subclass overrides the methods that it needs.
 
-    def on_step(self, step: int, figures: dict[str, float]) -> None:
+    What it asks for happens at the end of the epoch, on all processes, and is saved: a resumed run
+    has the same bits, if the callback's own counts allow it.
+    """
+
+    _loop: "Loop"
+
+    def on_step(self, step: int, figures: dict[str, float]) -> dict[str, float] | None:
         """Runs after each training step, with its grad_norm, and the means of loss and accuracy
-        (label_accuracy, mae) since the last logged step (train.log_every)."""
+        (label_accuracy, mae) since the last logged step (train.log_every). Returns values for the
+        log's line of this step, if there is one."""
 
-    def on_evaluation(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
-        """Runs after each evaluation of a split."""
+    def on_evaluation(
+        self, step: int, split: str, result: evaluate_lib.Evaluation
+    ) -> dict[str, float] | None:
+        """Runs after each evaluation of a split. Returns values for its line in the log."""
 
     def on_end(self, result: Any) -> None:
         """Runs after the run, with its `Result`, before `fit` writes the report."""
+
+    def stop(self) -> None:
+        """Ends the run after this epoch, evaluated and saved."""
+        self._loop.ask(1.0, True)
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiplies the learning rate by a factor after this epoch; the step compiles anew."""
+        self._loop.ask(factor, False)
 
 
 class Loop:
@@ -69,7 +88,9 @@ class Loop:
         self.schedule = jax.jit(run.schedule)  # one program rather than one per operation
         self.selects_on, self.figure = config_lib.selection(run.config)
         self.task = tasks.of(run.config)
-        self.meta = run.meta
+        self.meta, self.asked = run.meta, run.asked
+        for callback in callbacks:
+            callback._loop = self
         self.evaluator = self.make_evaluator()
         self.evaluated: set[str] = set()  # splits with a compiled program
         self.state: dict = {}
@@ -104,7 +125,7 @@ class Loop:
                 self.drain()
                 with self.agreement():
                     self.end_epoch(number)
-            if epoch_ends and self.out_of_patience(number):
+            if epoch_ends and (self.asked[1] or self.out_of_patience(number)):
                 return self.state
             self.checkpoints.check()
             signum = self.stop.due()
@@ -115,6 +136,9 @@ class Loop:
                 raise signals.Interrupted(signum, number)
             if number >= run.total_steps:
                 return self.state
+            self.unfreeze(number)
+            if self.run is not run:  # another rate, or other frozen parts
+                run, train_step = self.run, None
             with self.agreement():
                 batch = next(source)
                 if train_step is None:
@@ -132,6 +156,32 @@ class Loop:
                 if self.after_first:
                     self.after_first()
                 self.mark(number)
+
+    def unfreeze(self, number: int) -> None:
+        """Makes frozen parts train from epoch init.unfreeze_after on, all with fresh moments."""
+        run, epochs = self.run, self.run.config.init.unfreeze_after
+        begins = epochs * run.steps_per_epoch
+        if epochs and run.model.frozen and run.position(number) >= begins:
+            self.run = dataclasses.replace(run, model=run.model.unfrozen())
+            if run.position(number) == begins:
+                self.state = step_lib.restarted(self.run, self.state)
+            self.bar.say(f"all parts train from step {number + 1:,} on")
+
+    def ask(self, factor: float, stop: bool) -> None:
+        """Notes what a callback asks for, until the end of the epoch."""
+        before, stopped = self.asked
+        self._follow(self.run.rate, before * factor, stopped or stop)
+
+    def _follow(self, rate: float, factor: float, stop: bool) -> None:
+        self.asked, self.meta["callbacks"] = (factor, stop), [rate, factor, stop]
+        if rate != self.run.rate:
+            self.run = dataclasses.replace(self.run, rate=rate).shifted(self.run.offset)
+            self.schedule = jax.jit(self.run.schedule)
+
+    def obey(self) -> None:
+        """Takes up what the callbacks of process 0 asked for, on all processes."""
+        factor, stop = json.loads(coordination.from_lead(json.dumps(self.asked)))
+        self._follow(self.run.rate * factor, 1.0, stop)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
         """Compiles the train step; returns once all processes have.
@@ -166,10 +216,11 @@ class Loop:
                 f"none of them was applied, and {saved}: lower optim.learning_rate or "
                 "optim.clip_norm, or use float32"
             )
+        own: dict[str, Any] = {}
         for callback in self.callbacks:
             names = "loss", self.task.step_figure, "grad_norm"
             figures = {name: float(values[name]) for name in names}
-            callback.on_step(number, figures)
+            own |= callback.on_step(number, figures) or {}
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
         if not self.timed and (number >= self.first + 3 or done - since > 10):
@@ -188,7 +239,7 @@ class Loop:
             "images_per_second": pace * train.batch,
             "skipped_steps": int(values["skipped"]),
         }
-        self.log.write(number, line | self.remarks)
+        self.log.write(number, line | self.remarks | own)
         left = (self.run.total_steps - number) / max(pace, 1e-9)
         self.bar.update(number, {**line, "seconds_left": left})
 
@@ -216,7 +267,9 @@ class Loop:
 
     def end_epoch(self, number: int) -> None:
         """Evaluates and saves in the configured epochs, and at the very end."""
-        run, last, metric = self.run, number == self.run.total_steps, None
+        self.obey()
+        run, metric = self.run, None
+        last = number == run.total_steps or self.asked[1]
         epochs, split = run.position(number) // run.steps_per_epoch, self.selects_on
         due = last or epochs % run.config.train.eval_every == 0
         if due and len(getattr(run.dataset, split)):
@@ -224,6 +277,8 @@ class Loop:
             self.log_eval(number, split, result)
             if self.figure:
                 metric = result.figures[self.figure] if math.isfinite(result.loss) else math.nan
+        self.obey()
+        last = last or self.asked[1]
         if last or epochs % run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
         self.closed = number
@@ -265,9 +320,10 @@ class Loop:
 
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and prints it."""
-        self.log.write(step, {"split": split, **result.figures, **self.remarks})
+        own: dict[str, Any] = {}
         for callback in self.callbacks:
-            callback.on_evaluation(step, split, result)
+            own |= callback.on_evaluation(step, split, result) or {}
+        self.log.write(step, {"split": split, **result.figures, **self.remarks, **own})
         if self.figure and split == self.selects_on and math.isfinite(result.loss):
             best = -math.inf if self.bar.best is None else self.bar.best
             self.bar.best = max(result.figures[self.figure], best)

@@ -1,6 +1,5 @@
 """The optimizer: one of optax's behind a global-norm clip, and its learning rate by step."""
 
-import copy
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +24,11 @@ def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
 
 
 def schedule(
-    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int, offset: int = 0
+    optim: ml_collections.ConfigDict,
+    total_steps: int,
+    steps_per_epoch: int,
+    offset: int = 0,
+    factor: float = 1.0,
 ) -> optax.Schedule:
     """Builds the learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
 
@@ -33,8 +36,9 @@ def schedule(
         optim: the `optim` section; cosine_per='epoch' changes the rate once an epoch, as PyTorch
             Lightning does (the paper's recipe).
         offset: steps of total_steps before optimizer step 0.
+        factor: of every rate.
     """
-    peak = optim.learning_rate
+    peak = factor * optim.learning_rate
     warmup = warmup_steps(optim, steps_per_epoch)
 
     def rate(step: jax.Array) -> jax.Array:
@@ -134,9 +138,7 @@ def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]
         square for the block before, and so on down to the stem.
     """
     layers, blocks = {}, 0
-    whole = copy.copy(model)
-    whole.frozen = frozenset()  # stop_gradient would come before all layers
-    for name, *_ in costs.modules(whole):
+    for name, *_ in costs.modules(model.unfrozen()):  # stop_gradient would precede all layers
         block = _BLOCK.search(name) is not None
         layers[name] = blocks + 1 if block or blocks else 0
         blocks += block

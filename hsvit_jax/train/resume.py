@@ -58,6 +58,8 @@ def latest(
     if restored is None:
         return run, None
     number, plain, meta = restored
+    rate, *asked = meta.get("callbacks", (1.0, 1.0, False))
+    run = dataclasses.replace(run, rate=rate, asked=tuple(asked))
     was, run = _as_saved(run, meta), _moved(run, meta, number)
     origins = {"origin": meta.get("origin", ""), "taught_by": meta.get("teacher", "")}
     run = dataclasses.replace(run, **origins)

@@ -22,7 +22,8 @@ class Run:
     dtypes of the training state. origin: a digest of the weights of init.from. offset: added to a
     step, it counts the images so far in steps of this batch; not 0 after a change of the batch.
     teacher: of init.teacher, its arrays on the mesh, once steps are to be taken; taught_by: the
-    digest of its weights.
+    digest of its weights. rate: what callbacks have multiplied the schedule by; asked: a further
+    factor and whether to stop, from the end of the epoch on.
     """
 
     config: ml_collections.ConfigDict
@@ -38,6 +39,8 @@ class Run:
     offset: int = 0
     teacher: Teacher | None = None
     taught_by: str = ""
+    rate: float = 1.0
+    asked: tuple[float, bool] = (1.0, False)
 
     @property
     def lessons(self) -> tuple:
@@ -58,7 +61,7 @@ class Run:
         moved = dataclasses.replace(self, offset=offset)
         length = config_lib.total_steps(self.config, self.steps_per_epoch)
         shift, settings = moved.length_offset, self.config.optim
-        schedule = optim.schedule(settings, length, self.steps_per_epoch, shift)
+        schedule = optim.schedule(settings, length, self.steps_per_epoch, shift, self.rate)
         tx = optim.build(settings, schedule, self.model)
         return dataclasses.replace(moved, total_steps=length - shift, schedule=schedule, tx=tx)
 
@@ -75,4 +78,5 @@ class Run:
             "origin": self.origin,
             "offset": self.offset,
             "teacher": self.taught_by,
+            "callbacks": [self.rate, *self.asked],
         }

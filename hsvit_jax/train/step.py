@@ -49,23 +49,24 @@ def init_state(
     Returns:
         a nested dict of arrays: `step`, steps taken; `params`, `stats`, `opt`; `ema`, averaged
         params and stats if train.ema_decay is set; `bad`, consecutive non-finite steps; `skipped`,
-        all non-finite steps; `meter`, sums since the last log line. Frozen parts have neither `opt`
-        nor `ema`.
+        all non-finite steps; `meter`, sums since the last log line. Parts that stay frozen have
+        neither `opt` nor `ema`.
     """
     params, stats = start or model.init(run_key(config.seed, INIT))
+    frozen = frozenset() if config.init.unfreeze_after else model.frozen
     figure = tasks.of(config).step_figure
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
         "stats": stats,
-        "opt": tx.init(trainable(params, model.frozen)),
+        "opt": tx.init(trainable(params, frozen)),
         "bad": jnp.zeros((), jnp.int32),
         "skipped": jnp.zeros((), jnp.int32),
         "meter": {name: jnp.zeros((), jnp.float32) for name in ("loss", figure, "steps")},
     }
     if config.train.ema_decay > 0:
         moving = {"params": params, "stats": stats}
-        moving = {name: trainable(tree, model.frozen) for name, tree in moving.items()}
+        moving = {name: trainable(tree, frozen) for name, tree in moving.items()}
         state["ema"] = jax.tree.map(jnp.array, moving)
     return state
 
@@ -73,6 +74,33 @@ def init_state(
 def trainable(tree: dict, frozen: Collection[str]) -> dict:
     """Selects the parts of a tree of params or stats that are not frozen."""
     return {name: part for name, part in tree.items() if name not in frozen}
+
+
+def with_leaves(tree: Any, others: Any) -> Any:
+    """Returns a tree with the leaves that another one has at the same paths."""
+    found = dict(jax.tree_util.tree_flatten_with_path(others)[0])
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(path, leaf), tree)
+
+
+def restarted(run: Run, state: dict) -> dict:
+    """Returns the state with the optimizer's moments and counts anew, but for the schedule's."""
+
+    def is_count(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    def kept(old: Any, fresh: Any) -> Any:
+        return old if is_count(old) else fresh
+
+    def restart(params: dict, opt: Any) -> Any:
+        return jax.tree.map(kept, opt, run.tx.init(params), is_leaf=is_count)
+
+    shardings = mesh_lib.state_shardings(run.mesh, run.state_shape, run.model)["opt"]
+    make = jax.jit(
+        restart,
+        out_shardings=shardings,
+        compiler_options=mesh_lib.compiler_options(runs=False),
+    )
+    return {**state, "opt": make(state["params"], state["opt"])}
 
 
 def to_plain(state: dict) -> dict:
@@ -124,7 +152,10 @@ def make_train_step(
             if config.mesh.aggregate == "ordered" and model.group_axis_limit
             else optax.tree.norm(grads)
         )
-        updates, opt = tx.update(grads, state["opt"], params, norm=norm)
+        # Parts that train later have moments already, which this step neither reads nor changes.
+        opt = with_leaves(jax.eval_shape(tx.init, params), state["opt"])
+        updates, opt = tx.update(grads, opt, params, norm=norm)
+        opt = with_leaves(state["opt"], opt)
         params = optax.apply_updates(params, updates)
         moving = {"params": params, "stats": trainable(stats, model.frozen)}
         # A learning rate may overflow the new parameters though the gradient is finite.
@@ -132,7 +163,9 @@ def make_train_step(
         good = jnp.isfinite(jnp.stack(sizes)).all()
         new = {"params": {**frozen, **params}, "stats": stats, "opt": opt}
         if config.train.ema_decay:
-            new["ema"] = _average(state["ema"], moving, number, config.train.ema_decay)
+            ema = {name: trainable(tree, model.frozen) for name, tree in state["ema"].items()}
+            ema = _average(ema, moving, number, config.train.ema_decay)
+            new["ema"] = {name: {**tree, **ema[name]} for name, tree in state["ema"].items()}
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
         new |= _count(state, good, loss, (figure, accuracy), config.train.log_every)
