@@ -126,6 +126,8 @@ def load(
             network, params, stats = stored.model, stored.params, stored.stats
             own, theirs = stored.config, stored.class_names
             about = origin_of(stored, config, source, fingerprint)
+        if own and own.data.task != "classify":
+            raise ValueError(f"its data.task is {own.data.task}: name a network that classifies")
         found, channels = sources.pixels(source), network.config.image_channels
         values = found[:2] if found else (own.data.mean, own.data.std)
         values = (config_lib.per_channel(source, x or config.data.mean, channels) for x in values)
