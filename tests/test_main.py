@@ -313,7 +313,7 @@ def test_a_trained_network_on_a_mesh(capfd, run, tmp_path):
     np.testing.assert_allclose(answers[1], answers[0], rtol=1e-5)
     words = ("--mode=visualize", f"--checkpoint={run}", "--config.mesh.group=4", str(picture))
     code, out, err = call(capfd, *words, f"--out={tmp_path / 'views'}")
-    assert code == 0 and len(out.splitlines()) == 2, err
+    assert code == 0 and len(out.splitlines()) == 3, err
     code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--config.mesh.group=3")
     assert code == 1 and "3 devices" in err
 

@@ -153,7 +153,7 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
     dataset = data.Dataset(
         data.describe("digits").with_shape((16, 16), 1), streamed, streamed, streamed, "x"
     )
-    monkeypatch.setattr(train, "load_data", lambda config: dataset)
+    monkeypatch.setattr(train, "load_data", lambda config, **_: dataset)
     with pytest.raises(ValueError, match="remove --data"):
         benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])
 
