@@ -66,6 +66,11 @@ class RecoverableLoop(Loop):
 
     donate, in_flight = False, 0  # a step that is not taken leaves the state before it
     wait_for_others = 60.0  # jax's barrier waits for a lost process too, as it might come back
+    callbacks_act = False  # to agree, processes would wait for a lost one
+
+    def ask(self, factor: float, stop: bool) -> None:
+        """Refuses what a callback asks for: processes that disagree would train apart."""
+        raise ValueError("callbacks cannot stop or change a run with recoverable=True: remove it")
 
     @contextlib.contextmanager
     def agreement(self) -> Iterator[None]:

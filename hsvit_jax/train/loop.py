@@ -71,6 +71,7 @@ class Loop:
     in_flight = 4  # steps: enough to keep devices busy, few enough not to starve CPU collectives
     wait_for_others = 3600.0  # seconds after a process has compiled the step
     agreement = contextlib.nullcontext  # the context of each step and of each epoch's end
+    callbacks_act = True  # process 0 decides for all
     after_first: Callable[[], None] | None = None  # draws the first batch, once it is trained on
 
     def __init__(
@@ -180,7 +181,9 @@ class Loop:
 
     def obey(self) -> None:
         """Takes up what the callbacks of process 0 asked for, on all processes."""
-        factor, stop = json.loads(coordination.from_lead(json.dumps(self.asked)))
+        factor, stop = self.asked
+        if self.callbacks and self.callbacks_act:
+            factor, stop = json.loads(coordination.from_lead(json.dumps(self.asked)))
         self._follow(self.run.rate * factor, 1.0, stop)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:

@@ -165,3 +165,14 @@ def test_without_a_loss_the_loop_is_the_usual_one(tmp_path, monkeypatch):
     lose(monkeypatch, 0, [])
     train.train(config, tmp_path / "other", dataset=small_dataset(), verbose=False)
     assert metric_lines(tmp_path / "other") == metric_lines(tmp_path / "usual")
+
+
+def test_a_callback_cannot_act_where_processes_could_disagree(tmp_path, monkeypatch):
+    class Halve(train.Callback):
+        def on_step(self, step, figures):
+            self.scale_rate(0.5)
+
+    lose(monkeypatch, 0, [])
+    options = {"dataset": small_dataset(), "verbose": False, "callbacks": [Halve()]}
+    with pytest.raises(ValueError, match="remove it"):
+        train.train(small_config(**SETTINGS), tmp_path / "run", **options)
