@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # mallopt's parameter numbers, from malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 # Whether programs get huge pages never, always, or where they ask for them.
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -62,6 +62,7 @@ def prepare() -> None:
         except (OSError, AttributeError):  # another C library: nothing to tune
             return
         mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_ARENA_MAX, 1)  # another arena maps and unmaps each block above 64 MB
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_M_TOP_PAD, 64 * 2**20)
 
