@@ -107,6 +107,14 @@ def evaluated(way, group, data):
 
 
 @functools.cache
+def whole_training(way):
+    """The same without a mesh, and again with other examples' masks."""
+    values, step = small_runs.made_up_values(WAYS[way]), gradient(WAYS[way].apply)
+    images, ids = inputs()
+    return jax.device_get([step(*values, images, ids), step(*values, images, ids + 1)])
+
+
+@functools.cache
 def whole_evaluation(way):
     """The same logits without a mesh, and gradients of their sum."""
     params, stats = small_runs.made_up_values(WAYS[way])
@@ -125,15 +133,14 @@ def whole_evaluation(way):
 def test_spread_equals_whole(way, shape):
     """Loss, logits, statistics and every gradient, with dropout on, BatchNorm over all examples;
     and logits of an evaluation."""
-    arguments = (*small_runs.made_up_values(WAYS[way]), *inputs())
-    step = gradient(WAYS[way].apply)
-    whole = step(*arguments)
-    close(trained(way, *shape)[0], whole)
+    close(trained(way, *shape)[0], whole_training(way)[0])
     close(evaluated(way, *shape)[0], whole_evaluation(way)[0])
-    if way == "replicated":  # masks are part of it: other examples are given others
-        (_, (other, _)), _ = step(*arguments[:3], inputs()[1] + 1)
-        logits = whole[0][1][0]
-        assert np.abs(logits - other).max() > 1e-2 * np.abs(logits).max()
+
+
+def test_masks_are_part_of_it():
+    """Other examples are given other ones."""
+    logits, other = (result[0][1][0] for result in whole_training("replicated"))
+    assert np.abs(logits - other).max() > 1e-2 * np.abs(logits).max()
 
 
 def test_sharded_trunk_is_the_reference_network():

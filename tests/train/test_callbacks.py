@@ -83,7 +83,7 @@ def test_frozen_parts_train_after_their_epochs(stored_weights, tmp_path):
         assert all(jax.tree.leaves(moved["trunk"])), kind
         assert set(after["ema"][kind]) == set(after[kind])
     assert (counts(before), counts(after)) == ({2}, {4, 6})
-    for at in (1, 2, 3):
+    for at in (2, 3):  # at the change, and after it
         folder = tmp_path / f"stopped{at}"
         with pytest.raises(signals.Interrupted):
             train.train(config, folder, callbacks=[Interrupt(at)], **FIT)

@@ -122,6 +122,7 @@ def test_lines_and_the_best_checkpoint_follow_the_task(task, whole):
     assert result.validation.figures[FIGURES[task][0]] == max(by_step.values())
 
 
+@pytest.mark.parametrize("task", ["regress"], indirect=True, scope="module")
 def test_a_mesh_of_2x2_gives_the_same(photos, task, whole, tmp_path):
     result = run(photos, task, tmp_path, mesh__group=2, mesh__data=2)
     assert result.test.figures == pytest.approx(whole[1].test.figures, rel=1e-5, abs=1e-5)
@@ -131,6 +132,7 @@ def test_a_mesh_of_2x2_gives_the_same(photos, task, whole, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("task", ["multilabel"], indirect=True, scope="module")
 def test_a_run_resumes_to_the_same_bits(photos, task, whole, tmp_path):
     write = metrics.MetricLog.write
 

@@ -81,19 +81,23 @@ def test_a_teacher_is_not_trained_and_the_same_answers_teach_nothing(tmp_path, s
     assert loss == 0 and abs(gradient).max() < 1e-7
 
 
-@pytest.mark.parametrize("groups", [4, 1])
-def test_a_mesh_gives_the_same_losses(tmp_path, groups):
+def groups_on_a_device(config):
+    """The teacher's, as it lies on a mesh."""
+    run = with_teacher(train.prepare(config, dataset=DATASET))
+    return jax.tree.leaves(run.teacher.params["groups"])[0].addressable_shards[0].data.shape[0]
+
+
+def test_a_mesh_gives_the_same_losses(tmp_path, teacher):
     """A teacher's groups are split over devices; a network that cannot be split is on each."""
-    folder, found = stored(tmp_path / "teacher", model__groups=groups), []
+    found = []
     for name, mesh in (("one", {}), ("four", {"mesh__group": 2, "mesh__data": 2})):
-        config = config_for(folder, train__batch=32, **mesh)
-        run = with_teacher(train.prepare(config, dataset=DATASET))
-        leaf = jax.tree.leaves(run.teacher.params["groups"])[0]
-        split = groups // (2 if mesh and groups > 1 else 1)
-        assert leaf.addressable_shards[0].data.shape[0] == split
+        config = config_for(teacher, train__batch=32, **mesh)
+        assert groups_on_a_device(config) == (2 if mesh else 4)
         train.train(config, tmp_path / name, dataset=DATASET, verbose=False)
         found.append([*small_runs.losses(tmp_path / name).values()])
     np.testing.assert_allclose(*found, rtol=2e-5)
+    single = stored(tmp_path / "single", model__groups=1)
+    assert groups_on_a_device(config_for(single, train__batch=32, **mesh)) == 1
 
 
 def test_it_resumes_to_the_same_bits(tmp_path, teacher, stored_weights, monkeypatch):
