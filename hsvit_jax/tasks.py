@@ -61,12 +61,11 @@ class Classify:
 
     def step_value(self, outputs_BK: Array, targets_BK: Array) -> Array:
         """Computes `step_figure` of a batch."""
-        hits_B = outputs_BK.argmax(1) == targets_BK.argmax(1)
-        return hits_B.astype(jnp.float32).mean()
+        return (outputs_BK.argmax(1) == targets_BK.argmax(1)).astype(jnp.float32).mean()
 
     def ranked(self, answer_K: np.ndarray) -> np.ndarray:
         """Returns the outputs in the order in which they are shown."""
-        return np.argsort(-answer_K, kind="stable")
+        return np.argsort(-answer_K * (self.unit == "probability"), kind="stable")
 
     def over(self, answers: np.ndarray) -> np.ndarray:
         """Returns which outputs are part of the answers, bool (…, K)."""
@@ -89,8 +88,7 @@ class Classify:
     def text(self, target_K: np.ndarray, names: Sequence[str]) -> str:
         """Names the classes of a target, with their shares if images are mixed."""
         top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
-        shares = [f" {target_K[k]:.0%}" * (len(top) > 1) for k in top]
-        return " + ".join(printable(names[k]) + share for k, share in zip(top, shares, strict=True))
+        return " + ".join(printable(names[k]) + f" {target_K[k]:.0%}" * (len(top) > 1) for k in top)
 
 
 class Multilabel(Classify):
@@ -165,12 +163,8 @@ class Regress(Multilabel):
         return outputs * std.astype(outputs.dtype) + mean.astype(outputs.dtype)
 
     def step_value(self, outputs_BK: Array, targets_BK: Array) -> Array:
-        errors_K = jnp.abs(outputs_BK - targets_BK).mean(0)
-        value = (errors_K * self.std_K.astype(np.float32)).mean()
+        value = (jnp.abs(outputs_BK - targets_BK).mean(0) * self.std_K.astype(np.float32)).mean()
         return jnp.where(jnp.isfinite(value), value, 0.0)  # such a step is skipped
-
-    def ranked(self, answer_K: np.ndarray) -> np.ndarray:
-        return np.arange(len(answer_K))
 
     over = Classify.over
 
@@ -191,11 +185,7 @@ class Regress(Multilabel):
         return figures, table | {"mean": labels_NK.mean(0), "deviation": labels_NK.std(0)}
 
 
-TASKS: Mapping[str, type[Classify]] = {
-    "classify": Classify,
-    "multilabel": Multilabel,
-    "regress": Regress,
-}
+TASKS = {"classify": Classify, "multilabel": Multilabel, "regress": Regress}
 STEP_FIGURES = {task.step_figure for task in TASKS.values()}
 
 
@@ -243,41 +233,30 @@ def average_precision(scores_N: np.ndarray, there_N: np.ndarray) -> float:
 
 
 def _weighted(loss_of: Callable[[Array, Array], Array]) -> Function:
-    """Makes a loss, the weighted mean over examples, of the losses (B,) or (B, K) of each."""
+    """Makes a loss, the weighted mean over examples, of the losses (B, K) or (B, 1) of each."""
 
     def loss(outputs_BK: Array, targets_BK: Array, weights_B: Array) -> Array:
-        each = loss_of(outputs_BK, targets_BK)
-        each_B = each if each.ndim == 1 else each.mean(1)
-        return (each_B * weights_B).sum() / weights_B.sum()
+        return (loss_of(outputs_BK, targets_BK).mean(1) * weights_B).sum() / weights_B.sum()
 
     return loss
 
 
-def _huber(outputs: Array, targets: Array) -> Array:
-    """Computes Huber's loss, whose slope is 1 from an error of 1 on."""
-    error = jnp.abs(outputs - targets)
-    return jnp.where(error < 1, 0.5 * error**2, error - 0.5)
-
-
 LOSSES: dict[str, Function] = {
-    "cross_entropy": _weighted(lambda o, t: -(t * jax.nn.log_softmax(o)).sum(1)),
+    "cross_entropy": _weighted(lambda o, t: -(t * jax.nn.log_softmax(o)).sum(1, keepdims=True)),
     "binary_cross_entropy": _weighted(lambda o, t: jax.nn.softplus(o) - o * t),
     "squared": _weighted(lambda o, t: (o - t) ** 2),
-    "huber": _weighted(_huber),
+    "huber": _weighted(lambda o, t: jnp.where(abs(o - t) < 1, (o - t) ** 2 / 2, abs(o - t) - 0.5)),
 }
 METRICS: dict[str, Function] = {}
 _TAKEN = {*LOSSES, *_SHARES, *_NAMES, "loss", "top5", "interval", "examples", "split"}
 
 
 def register_loss(name: str, function: Function) -> Function:
-    """Adds a loss, which `train.loss` then names; one of the same name is replaced.
+    """Adds and returns a loss for `train.loss`; yours of the same name is replaced.
 
     Args:
         function: pure, of (outputs (B, K), targets (B, K), weights (B,)) to a scalar. Outputs are
             logits, or standardised numbers; weights are those of `data.balance`, else 1.
-
-    Returns:
-        The function.
 
     Raises:
         ValueError: the name is one of this package.
@@ -286,18 +265,12 @@ def register_loss(name: str, function: Function) -> Function:
 
 
 def register_metric(name: str, function: Function) -> Function:
-    """Adds a metric, which `train.metrics` then names; one of the same name is replaced.
+    """Adds and returns a metric for `train.metrics`; see `register_loss`.
 
     Args:
         function: pure, of (answers (N, K), targets (N, K), weights (N,)) of a whole split to a
             scalar, larger for a better network. Answers are probabilities, or numbers in the unit
             of the data; weights are 1.
-
-    Returns:
-        The function.
-
-    Raises:
-        ValueError: the name is one of this package.
     """
     return _add(METRICS, name, function)
 

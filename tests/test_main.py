@@ -98,7 +98,7 @@ def completed(*words):
 
 def test_completion():
     """Bash gives '=' as a word of its own; zsh, by bashcompinit, does not."""
-    assert completed("hsvit", "lr") == ["lr-find"]
+    assert completed("hsvit", "cr") == ["crossval"]
     assert completed("hsvit", "export", "--qu") == ["--quantize="]
     assert completed("hsvit", "export", "--format", "=", "st") == ["stablehlo"]
     assert {"onnx", "hub"} < {*completed("hsvit", "export", "--format", "=")}

@@ -156,12 +156,9 @@ def train_batch(
     if settings.random_resized_crop:
         size, area = images_BHWC.shape[1:3], settings.random_resized_crop
         boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
-        if settings.size and settings.size != size:
-            images_BHWC = resized_crop.resample_boxes(
-                images_BHWC, boxes_B4, mirrored_B, settings.size
-            )
-        else:
-            images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
+        smaller = (settings.size,) if settings.size not in ((), size) else ()
+        resize = resized_crop.resample_boxes if smaller else resized_crop.resize_boxes
+        images_BHWC = resize(images_BHWC, boxes_B4, mirrored_B, *smaller)
     elif settings.crop_padding or settings.flip:
         images_BHWC = _crop_and_flip(settings, mirrored_B, bits_BS, images_BHWC)
     if op_count:

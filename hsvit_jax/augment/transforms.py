@@ -74,7 +74,7 @@ def rotate(key: jax.Array, image_HWC: jax.Array, degrees: float = 15.0) -> jax.A
 
 def brightness(key: jax.Array, image_HWC: jax.Array, strength: float = 0.4) -> jax.Array:
     """Multiplies pixels by 1 ± strength."""
-    return _blend(key, image_HWC, jnp.zeros_like(image_HWC), strength)
+    return _blend(key, image_HWC, jnp.zeros((1, 1, 1)), strength)
 
 
 def contrast(key: jax.Array, image_HWC: jax.Array, strength: float = 0.4) -> jax.Array:
@@ -96,15 +96,12 @@ def hue(key: jax.Array, image_HWC: jax.Array, strength: float = 0.1) -> jax.Arra
     chroma_HW = value_HW - image_HWC.min(-1)
     divisor_HW = jnp.where(chroma_HW == 0, 1.0, chroma_HW)
     # Not by equality with the maximum, which a compiler may round otherwise.
-    sixth_HW = jnp.where(
-        (red_HW >= green_HW) & (red_HW >= blue_HW),
-        (green_HW - blue_HW) / divisor_HW,
-        jnp.where(
-            green_HW >= blue_HW,
-            2 + (blue_HW - red_HW) / divisor_HW,
-            4 + (red_HW - green_HW) / divisor_HW,
-        ),
+    pairs = (green_HW, blue_HW), (blue_HW, red_HW), (red_HW, green_HW)
+    from_red, from_green, from_blue = (
+        2 * i + (one - other) / divisor_HW for i, (one, other) in enumerate(pairs)
     )
+    most_red = (red_HW >= green_HW) & (red_HW >= blue_HW)
+    sixth_HW = jnp.where(most_red, from_red, jnp.where(green_HW >= blue_HW, from_green, from_blue))
     sixth_HW += 6 * _uniform(key, -strength, strength)
     away_HWC = (sixth_HW[..., None] + jnp.array([[[5, 3, 1]]], jnp.float32)) % 6
     share_HWC = jnp.clip(jnp.minimum(away_HWC, 4 - away_HWC), 0, 1)
@@ -153,8 +150,7 @@ def augmix(key: jax.Array, image_HWC: jax.Array, severity: float = 3.0) -> jax.A
     negative_33 = _whole(keys[2], (3, 3), 0, 2)
     row_33 = tables.row(op_33, bin_33, negative_33)
     row_33 = jnp.where(jnp.arange(3)[:, None] < depth_3[None], row_33, 0)  # Identity
-    chains_3HWC = jnp.broadcast_to(_eight_bits(image_HWC), (3, *image_HWC.shape))
-    chains_3HWC = _chain(chains_3HWC, row_33, tables)
+    chains_3HWC = _chain(jnp.stack(3 * [_eight_bits(image_HWC)]), row_33, tables)
     weight_3 = jax.random.dirichlet(weight_key, jnp.ones(3, jnp.float32), dtype=jnp.float32)
     share = _uniform(share_key, 0.0, 1.0)  # Beta(1, 1)
     mixed_HWC = (weight_3[:, None, None, None] * chains_3HWC.astype(jnp.float32)).sum(0) / 255
@@ -176,8 +172,7 @@ def autoaugment(key: jax.Array, image_HWC: jax.Array) -> jax.Array:
     row_2 = tables.row(op_2, bin_2, _whole(sign_key, (2,), 0, 2))
     applied_2 = 10 * jax.random.uniform(chance_key, (2,), jnp.float32) < chance_2
     row_21 = jnp.where(applied_2, row_2, 0)[:, None]
-    pixels_1HWC = _chain(_eight_bits(image_HWC)[None], row_21, tables)
-    return pixels_1HWC[0].astype(jnp.float32) / 255
+    return _chain(_eight_bits(image_HWC)[None], row_21, tables)[0].astype(jnp.float32) / 255
 
 
 #: Name in `augment.transforms` → transform: those of this package, and registered ones.
@@ -192,15 +187,12 @@ _BUILT_IN = frozenset(TRANSFORMS)
 
 
 def register_transform(name: str, transform: Transform) -> Transform:
-    """Adds a transform of images; one of the same name from outside the package is replaced.
+    """Adds and returns a transform of images; yours of the same name is replaced.
 
     Args:
         name: what `augment.transforms` names it by.
         transform: a pure function (key, image_HWC) → image_HWC of float32 pixels in [0, 1], which
             may take a number as its third argument. The step maps it over a batch by `jax.vmap`.
-
-    Returns:
-        The transform, so that a module may keep it.
 
     Raises:
         ValueError: the name is that of a transform of this package, or holds a comma or colon.
@@ -215,7 +207,8 @@ def named(text: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the transform that a text such as 'rotate:15' names, as a function (key, image_HWC).
 
     Raises:
-        ValueError: nothing has registered the name, or the transform does not take the number.
+        ValueError: nothing has registered the name, or the transform does not take the number; when
+            it is called, its result has another shape or kind than the image.
     """
     name, colon, number = text.partition(":")
     if name not in TRANSFORMS:
@@ -223,40 +216,42 @@ def named(text: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
             f"unknown transform {name!r} in augment.transforms: add --config=FILE.py, the file "
             f"that registers it; known: {few(TRANSFORMS)}"
         )
-    transform = TRANSFORMS[name]
     try:
         numbers = (float(number),) if colon else ()
-        inspect.signature(transform).bind(None, None, *numbers)
+        inspect.signature(TRANSFORMS[name]).bind(None, None, *numbers)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"augment.transforms={text}: set a number that {name} takes, or none"
-        ) from None
-    return lambda key, image_HWC: transform(key, image_HWC, *numbers)
+        text = f"augment.transforms={text}: set a number that {name} takes, or none"
+        raise ValueError(text) from None
 
-
-def check(texts: Sequence[str], shape: tuple[int, int, int]) -> None:
-    """Raises ValueError if a transform does not keep the pixels' shape (H, W, C) and kind."""
-    image_HWC = jax.ShapeDtypeStruct(shape, jnp.float32)
-    for text in texts:
-        made = jax.eval_shape(named(text), jax.random.key(0), image_HWC)
+    def checked(key: jax.Array, image_HWC: jax.Array) -> jax.Array:
+        made, shape = TRANSFORMS[name](key, image_HWC, *numbers), image_HWC.shape
         if made.shape != shape or not jnp.issubdtype(made.dtype, jnp.floating):
             raise ValueError(
                 f"the transform {text!r} returned {made.dtype} {made.shape} for float32 {shape}: "
                 "return as many floats, from 0 to 1"
             )
+        return made
+
+    return checked
+
+
+def check(texts: Sequence[str], shape: tuple[int, int, int]) -> None:
+    """Raises ValueError if a transform cannot take images (H, W, C), or as `named`."""
+    for text in texts:
+        image_HWC = jax.ShapeDtypeStruct(shape, jnp.float32)
+        jax.eval_shape(named(text), jax.random.key(0), image_HWC)
 
 
 def apply(
     texts: Sequence[str], key: jax.Array, indices_B: jax.Array, images_BHWC: jax.Array
 ) -> jax.Array:
     """Applies transforms in turn to uint8 images; an image draws from (key, its index) alone."""
-    transforms = [named(text) for text in texts]
 
     def one(index: jax.Array, image_HWC: jax.Array) -> jax.Array:
         own_key = jax.random.fold_in(key, index)
-        for place, transform in enumerate(transforms):
+        for place, text in enumerate(texts):
             pixels_HWC = image_HWC.astype(jnp.float32) / 255
-            image_HWC = _eight_bits(transform(jax.random.fold_in(own_key, place), pixels_HWC))
+            image_HWC = _eight_bits(named(text)(jax.random.fold_in(own_key, place), pixels_HWC))
         return image_HWC
 
     return jax.vmap(one)(indices_B, images_BHWC)
@@ -287,23 +282,18 @@ def _grey(image_HWC: jax.Array) -> jax.Array:
     """Returns ITU-R 601 luma, (H, W, 1)."""
     if image_HWC.shape[-1] == 1:
         return image_HWC
-    weight_11C = jnp.array([[[0.299, 0.587, 0.114]]], jnp.float32)
-    return (image_HWC * weight_11C).sum(-1, keepdims=True)
+    return (image_HWC * jnp.array([[[0.299, 0.587, 0.114]]])).sum(-1, keepdims=True)
 
 
-def _blend(
-    key: jax.Array, image_HWC: jax.Array, other_HWC: jax.Array, strength: float
-) -> jax.Array:
+def _blend(key: jax.Array, image_HWC: jax.Array, other: jax.Array, strength: float) -> jax.Array:
     factor = _uniform(key, max(0.0, 1 - strength), 1 + strength)
-    return jnp.clip(factor * image_HWC + (1 - factor) * other_HWC, 0, 1)
+    return jnp.clip(factor * image_HWC + (1 - factor) * other, 0, 1)
 
 
 def _jitter(key: jax.Array, image_HWC: jax.Array, strength: float) -> jax.Array:
-    for own_key, change in zip(
-        jax.random.split(key, 3), (brightness, contrast, saturation), strict=True
-    ):
-        image_HWC = change(own_key, image_HWC, strength)
-    return image_HWC
+    keys = jax.random.split(key, 3)
+    image_HWC = contrast(keys[1], brightness(keys[0], image_HWC, strength), strength)
+    return saturation(keys[2], image_HWC, strength)
 
 
 def _blur(image_HWC: jax.Array, sigma: jax.Array) -> jax.Array:

@@ -44,7 +44,8 @@ def figures(
                 dot.remove()
         yield "votes", votes
     if views.cam_HW is not None:
-        yield "gradcam", _cam(views.cam_HW, image_HWC, title)
+        explained = classes[int(views.logits_K.argmax())]  # also of several labels, or numbers
+        yield "gradcam", _cam(views.cam_HW, image_HWC, explained, title)
     if views.groups is not None:
         yield "maps", _maps(views.groups, image_HWC, title)
     s = views.sequences
@@ -125,7 +126,7 @@ def _show(axes: Any, array: np.ndarray, title: str, **style: Any) -> None:
         array = array[..., 0] if array.shape[2] == 1 else array
         style = {"cmap": "gray", "vmin": 0, "vmax": 255}
     axes.imshow(array, **style)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=9, parse_math=False)
     axes.set(xticks=[], yticks=[])
 
 
@@ -195,12 +196,12 @@ def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
     return _rows(rows, image_HWC, (1.05, 1.15), title, foot)
 
 
-def _cam(cam_HW: np.ndarray, image_HWC: np.ndarray, title: str) -> Any:
+def _cam(cam_HW: np.ndarray, image_HWC: np.ndarray, name: str, title: str) -> Any:
     """The image, and Grad-CAM over it, from none to the largest value."""
     figure = _figure(6.4, 3.6, title)
     left, right = figure.subplots(1, 2)
     _show(left, image_HWC, "image")
-    _show(right, image_HWC, "what speaks for the class (Grad-CAM)")
+    _show(right, image_HWC, f"what speaks for {printable(name)} (Grad-CAM)")
     rows, columns = image_HWC.shape[:2]
     place = {"extent": (-0.5, columns - 0.5, rows - 0.5, -0.5), "interpolation": "bilinear"}
     right.imshow(cam_HW, cmap="inferno", alpha=0.6, vmin=0, vmax=cam_HW.max() or 1.0, **place)

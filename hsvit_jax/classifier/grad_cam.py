@@ -58,8 +58,8 @@ def grad_cam(
         return jnp.take_along_axis(logits_BK, chosen_B[:, None], 1).sum(), seen[wanted]
 
     zeros = [jnp.zeros(x.shape, x.dtype) for x in shapes[wanted]]
-    gradients, maps = jax.grad(score, has_aux=True)(zeros)
-    pairs = [(x.astype(jnp.float32) for x in pair) for pair in zip(gradients, maps, strict=True)]
+    found = jax.grad(score, has_aux=True)(zeros)
+    pairs = zip(*jax.tree.map(lambda x: x.astype(jnp.float32), found), strict=True)
     heats = [(g.mean((1, 2), keepdims=True) * a).sum(3) for g, a in pairs]
     rows, columns = getattr(model.config, "tiles", (1, 1))  # that an HSViT's towers see in turn
     count, (batch, *size) = rows * columns, heats[0].shape

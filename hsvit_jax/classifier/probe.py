@@ -47,26 +47,22 @@ def fit_linear(
 ) -> np.ndarray:
     """Fits multinomial logistic regression by L-BFGS, float64 (D + 1, K); the last row is the bias.
 
-    It minimises the mean cross-entropy plus penalty / 2 · Σ w², without the bias.
-
-    Args:
-      start: weights to start from.
+    It minimises the mean cross-entropy plus penalty / 2 · Σ w², without the bias, from `start`.
     """
     targets_NK = np.eye(labels_N.max() + 1)[labels_N]
-    x_NE = np.concatenate([x_ND, np.ones((len(x_ND), 1))], 1, dtype=np.float64)
+    x_NE = np.pad(x_ND.astype(np.float64), ((0, 0), (0, 1)), constant_values=1)
     shape = x_NE.shape[1], targets_NK.shape[1]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         w_EK = flat.reshape(shape)
         log_p_NK = special.log_softmax(x_NE @ w_EK, axis=1)
-        decayed_EK = penalty * np.concatenate([w_EK[:-1], np.zeros((1, shape[1]))])
+        decayed_EK = penalty * np.pad(w_EK[:-1], ((0, 1), (0, 0)))
         value = -(targets_NK * log_p_NK).sum() / len(x_NE) + (decayed_EK * w_EK).sum() / 2
         return value, (x_NE.T @ (np.exp(log_p_NK) - targets_NK) / len(x_NE) + decayed_EK).ravel()
 
     first = np.zeros(shape) if start is None else start
-    options = {"maxiter": 1000, "maxfun": 2000}
-    best = optimize.minimize(loss, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return best.x.reshape(shape)
+    options = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 1000, "maxfun": 2000}}
+    return optimize.minimize(loss, first.ravel(), **options).x.reshape(shape)
 
 
 def measure(network: Classifier, dataset: data.Dataset, k: int = 20) -> dict[str, Any]:
@@ -76,7 +72,6 @@ def measure(network: Classifier, dataset: data.Dataset, k: int = 20) -> dict[str
 
     Args:
       dataset: of the network's image size and channels, with any classes.
-      k: number of neighbours.
 
     Returns:
       numbers of images, both accuracies with 95 % intervals, and the penalty.
@@ -95,12 +90,12 @@ def measure(network: Classifier, dataset: data.Dataset, k: int = 20) -> dict[str
     neighbours = knn(x["train"], y, x["test"], k)
     mean_D, std_D = x["train"].mean(0), x["train"].std(0)
     x = {n: (x_ND - mean_D) / np.where(std_D > 0, std_D, 1.0) for n, x_ND in x.items()}
-    found, weights, start = -1.0, None, None
+    fits: dict[float, np.ndarray | None] = {0.0: None}
     for penalty in PENALTIES:
-        start = fit_linear(x["train"], y, penalty, start)
-        accuracy = (linear(start, x["val"]) == dataset.val.labels).mean()
-        if accuracy > found:  # the larger penalty of equals
-            found, weights, chosen = accuracy, start, penalty
+        fits[penalty] = fit_linear(x["train"], y, penalty, [*fits.values()][-1])
+    right = {p: (linear(fits[p], x["val"]) == dataset.val.labels).mean() for p in PENALTIES}
+    chosen = max(right, key=right.get)  # the largest penalty of equals
+    weights = fits[chosen]
     line: dict[str, Any] = {name: len(part) for name, part in splits.items()}
     for name, answers in (("knn", neighbours), ("linear", linear(weights, x["test"]))):
         line[name] = float((answers == dataset.test.labels).mean())

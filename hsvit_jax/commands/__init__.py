@@ -42,7 +42,6 @@ COMMANDS = {
     "study": studies.study,
     "curves": studies.curves,
     "crossval": studies.crossval,
-    "lr-find": studies.lr_find,
     "search": studies.search,
     "power-search": studies.power_search,
     "convert": weights.convert,
@@ -50,7 +49,7 @@ COMMANDS = {
 }
 COMMANDS["completion"] = completion.of(COMMANDS)
 _GROUPS = {
-    "Train": "train search lr-find crossval compare study curves power-search",
+    "Train": "train search crossval compare study curves power-search",
     "Use a trained network": "eval probe predict report visualize serve export",
     "Look before training": "list summary plan benchmark",
     "Tools": "convert completion",

@@ -60,7 +60,7 @@ _SELECTS = {"train.select_on": ("val", "test", "macro_f1")}
 _CLASSES = {"data.task": ("classify",)}
 _LABELS = {"data.task": ("classify", "multilabel")}
 _MULTILABEL = {"data.task": ("multilabel",)}
-_NUMBERS = {"data.task": ("regress",)}
+_COLUMNS = {"several": True, "when": [{"data.task": ("regress",)}], "fixed": _MEANING}
 
 #: Keys outside `model`. Recipes start from their defaults, most of which are the strong recipe's.
 KEYS: Mapping[str, Key] = {
@@ -78,19 +78,10 @@ KEYS: Mapping[str, Key] = {
         fixed=_MEANING,
     ),
     "data.target_mean": _number(
-        "mean of each column of numbers; empty: the training images'",
-        -1e15,
-        1e15,
-        several=True,
-        when=[_NUMBERS],
-        fixed=_MEANING,
+        "mean of each column of numbers; empty: the training images'", -1e15, 1e15, **_COLUMNS
     ),
     "data.target_std": _positive(
-        "deviation of each column of numbers; empty: the training images'",
-        high=1e15,
-        several=True,
-        when=[_NUMBERS],
-        fixed=_MEANING,
+        "deviation of each column of numbers; empty: the training images'", high=1e15, **_COLUMNS
     ),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
     "data.fit": _choice("fitting of photos to the image size", "crop", "pad", "stretch"),

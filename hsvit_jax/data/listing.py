@@ -33,6 +33,7 @@ LAYOUT = (
     "same; with two or more classes."
 )
 _COLUMNS = (("image", "file", "filename", "path", "filepath"), ("label", "class"), ("split",))
+_LABEL = "a label (in quotation marks if it has a comma)"
 #: The endings of files that hold a sample's label, and the keys of a .json that do.
 LABEL_ENDINGS = (".cls", ".json")
 _LABEL_KEYS = ("label", "cls", "class", "class_id")
@@ -295,9 +296,8 @@ def list_csv(
         head = {name.strip().lower(): name for name in reader.fieldnames or ()}
         images, labels, splits = _COLUMNS
         labels = {"classify": labels, "multilabel": (*labels, "labels"), "regress": ()}[task]
-        columns = [
-            next((head[n] for n in names if n in head), "") for names in (images, labels, splits)
-        ]
+        found = ([head[n] for n in names if n in head] for names in (images, labels, splits))
+        columns = [(*names, "")[0] for names in found]
         numbers = [name for name in head.values() if name and name not in columns]
         numbers = [] if columns[1] or task == "classify" else numbers
         if not columns[0] or not (columns[1] or numbers):
@@ -314,9 +314,8 @@ def list_csv(
                 or any(cells.get(None, ()))
                 or split.lower() not in _TABLE_SPLITS
             ):
-                what = "a label (in quotation marks if it has a comma)"
-                if numbers:
-                    what = f"{'a number' if task == 'regress' else '0 or 1'} in {few(numbers)}"
+                kind = "a number" if task == "regress" else "0 or 1"
+                what = f"{kind} in {few(numbers)}" if numbers else _LABEL
                 raise ValueError(
                     f"line {reader.line_num} must have an image, {what} and no split but "
                     f"{few(SPLIT_NAMES)}; got {few((image, label or row, split))}"
@@ -332,11 +331,9 @@ def list_csv(
             f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
             stacklevel=2,
         )
-    if task == "classify":
-        names = tuple(sorted({label for _, label, _ in lines}))
-    else:
-        listed = sorted({name for _, row, _ in lines for name in row}) if columns[1] else numbers
-        names = tuple(nfc(name.strip()) for name in listed)
+    several = [row for _, row, _ in lines] if task != "classify" else [[x] for _, x, _ in lines]
+    listed = sorted({name for row in several for name in row}) if columns[1] else numbers
+    names = tuple(nfc(name.strip()) for name in listed)
     number = {name: i for i, name in enumerate(names)}
     used = used_as({_TABLE_SPLITS[split] for *_, split in lines})
     rows: dict[Any, tuple[Row, Any]] = {}
@@ -348,11 +345,12 @@ def list_csv(
         place = number[label] if task == "classify" else 0
         row = Row(File(image, file, *stamp), place, used[_TABLE_SPLITS[split]])
         rows.setdefault((os.path.abspath(file), label, row.part), (row, label))
-    targets = None
-    if task != "classify":
-        of_names = [[n in row for n in names] if columns[1] else row for _, row in rows.values()]
-        targets = np.array(of_names, np.float64).reshape(len(rows), len(names))
-    return Listing(os.fspath(table.parent), names, tuple(row for row, _ in rows.values()), targets)
+    found = tuple(row for row, _ in rows.values())
+    if task == "classify":
+        return Listing(os.fspath(table.parent), names, found)
+    targets = [[n in row for n in names] if columns[1] else row for _, row in rows.values()]
+    targets = np.array(targets, np.float64).reshape(len(rows), len(names))
+    return Listing(os.fspath(table.parent), names, found, targets)
 
 
 def _row(cells: Mapping[str, str], label: str, numbers: Sequence[str]) -> tuple[Any, ...]:

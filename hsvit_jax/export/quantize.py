@@ -58,15 +58,11 @@ def contents(
         for name in ("val", "test")
         if len(getattr(dataset, name))
     ]
-    columns = {
-        "split": lambda row: row["split"],
-        "images": lambda row: f"{row['examples']:,}",
-        **{key: lambda row, key=key: f"{row[key]:.2%}" for key in ("float32", "int8")},
-        "other answers": lambda row: f"{row['other_answers']:,}",
-    }
+    heads = "split", "images", "float32", "int8", "other answers"
+    cells = [[f"{x:.2%}" if isinstance(x, float) else str(x) for x in y.values()] for y in costs]
     sizes = (artifacts.byte_text(sum(map(len, x.values()))) for x in (made, files))
-    lines = artifacts.aligned(artifacts.table(columns, costs))
-    coordination.print_once("\n".join([*lines, f"float32 {next(sizes)}, int8 {next(sizes)}"]))
+    lines = [*artifacts.aligned([heads, *cells]), f"float32 {next(sizes)}, int8 {next(sizes)}"]
+    coordination.print_once("\n".join(lines))
     return {sheet: json.dumps(described, indent=2) + "\n", **files}
 
 
@@ -82,12 +78,10 @@ def quantise(program: bytes, images_NHWC: np.ndarray) -> bytes:
     from onnxruntime.quantization import shape_inference
 
     class Images(quantization.CalibrationDataReader):
-        def __init__(self) -> None:
-            self.batches = iter(np.split(images_NHWC, range(_BATCH, len(images_NHWC), _BATCH)))
+        batches = ({"images": batch} for batch in _batches(images_NHWC))
 
         def get_next(self) -> dict[str, np.ndarray] | None:
-            batch = next(self.batches, None)
-            return None if batch is None else {"images": batch}
+            return next(self.batches, None)
 
     onnxruntime.set_default_logger_severity(3)  # errors; it warns of unused constants
     model = onnx.load_from_string(program)
@@ -135,6 +129,10 @@ def _as_products(graph: Any) -> None:
     del graph.value_info[:]  # their ranks were those of the einsums
 
 
+def _batches(images_NHWC: np.ndarray) -> list[np.ndarray]:
+    return np.split(images_NHWC, range(_BATCH, len(images_NHWC), _BATCH))
+
+
 def _some(split: data.Split, most: int) -> tuple[np.ndarray, np.ndarray]:
     """At most so many images and labels, evenly from the split."""
     index = np.unique(np.linspace(0, len(split) - 1, min(most, len(split))).astype(int))
@@ -147,11 +145,8 @@ def _compare(
     """Accuracies on a split, and how many images the int8 programs answer otherwise."""
     images, labels = _some(split, _MEASURED)
     before, after = _classes(floats, images), _classes(ints, images)
-    accuracies = {"float32": (before == labels).mean(), "int8": (after == labels).mean()}
-    other = int((before != after).sum())
-    return {"examples": len(labels), **{k: float(v) for k, v in accuracies.items()}} | {
-        "other_answers": other
-    }
+    right = {"float32": float((before == labels).mean()), "int8": float((after == labels).mean())}
+    return {"examples": len(labels), **right, "other_answers": int((before != after).sum())}
 
 
 def _classes(files: Mapping[str, bytes], images_NHWC: np.ndarray) -> np.ndarray:
@@ -160,7 +155,7 @@ def _classes(files: Mapping[str, bytes], images_NHWC: np.ndarray) -> np.ndarray:
 
     run = {name: onnxruntime.InferenceSession(content).run for name, content in files.items()}
     head, found = run.pop(_HEAD, None), []
-    for batch in np.split(images_NHWC, range(_BATCH, len(images_NHWC), _BATCH)):
+    for batch in _batches(images_NHWC):
         outputs = [part(None, {"images": batch}) for part in run.values()]
         if head:
             total, weight = (np.asarray(sum(x), np.float32) for x in zip(*outputs, strict=True))

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
@@ -68,8 +68,7 @@ class Findings:
     augmented: list[list[tuple[np.ndarray, np.ndarray | None]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """One image with its answer and the truth, as texts; `places` are the wrong outputs."""
 
     name: str
@@ -129,20 +128,15 @@ def score(classifier: Classifier, dataset: data.Dataset, split: str) -> Scored:
     order = np.argsort(-error_NK, axis=None, kind="stable")
     pairs = np.stack(np.unravel_index(order, error_NK.shape), 1)[wrong_NK.flat[order]].tolist()
     shown = np.argsort(-(error_NK * wrong_NK).max(1), kind="stable")[:_MOST_SHOWN]
-    shown = shown[wrong_NK[shown].any(1)]
-    pictures = part.gather(shown) if len(shown) else ()
-    worst = [
-        Card(
-            *(part.names[i], image, task.said(answers_NK[i], names)),
-            *(task.text(part.labels[i], names), np.flatnonzero(wrong_NK[i]).tolist()),
-        )
-        for i, image in zip(shown, pictures, strict=True)
-    ]
+    worst = []
+    for i in shown[wrong_NK[shown].any(1)]:
+        texts = task.said(answers_NK[i], names), task.text(part.labels[i], names)
+        image_HWC, places = part.gather([i])[0], np.flatnonzero(wrong_NK[i]).tolist()
+        worst.append(Card(part.names[i], image_HWC, *texts, places))
     values = part.labels, answers_NK
     mistakes = [(part.names[i], k, *(float(x[i, k]) for x in values)) for i, k in pairs]
     measured = task.measure(outputs_NK, part.labels)
-    augmented = _augmented(classifier.config, dataset.train)
-    return Scored(*measured, worst, mistakes, *values, augmented)
+    return Scored(*measured, worst, mistakes, *values, _augmented(classifier.config, dataset.train))
 
 
 def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:

@@ -104,15 +104,11 @@ def _of_classes(found: Findings) -> dict[str, Any]:
 def _of_outputs(found: Scored, names: Sequence[str], task: tasks.Classify) -> dict[str, Any]:
     """Returns what the page shows of labels or numbers."""
     columns = [[f"{x:.4g}" for x in column.tolist()] for column in found.by_output.values()]
-    charts = []
-    if task.unit == "value":
-        pairs = zip(names, found.true_NK.T, found.answers_NK.T, strict=True)
-        charts = [scatter_chart(*pair) for pair, _ in zip(pairs, range(_MATRIX), strict=False)]
-    heads = [task.noun, *found.by_output]
-    return {
-        "by_output": {"heads": heads, "rows": list(zip(*columns, strict=True)), "charts": charts},
-        "worst": found.worst,
-    }
+    numbers = names[: _MATRIX * (task.unit == "value")]
+    pairs = zip(numbers, found.true_NK.T, found.answers_NK.T, strict=False)
+    shown = {"heads": [task.noun, *found.by_output], "rows": list(zip(*columns, strict=True))}
+    shown["charts"] = [scatter_chart(*pair) for pair in pairs]
+    return {"by_output": shown, "worst": found.worst}
 
 
 def scatter_chart(title: str, true_N: np.ndarray, answers_N: np.ndarray) -> Chart:
@@ -123,9 +119,7 @@ def scatter_chart(title: str, true_N: np.ndarray, answers_N: np.ndarray) -> Char
     x, x_ticks = _axis(low, high, 0, _WIDTH, ".6g")
     y, y_ticks = _axis(low, high, _HEIGHT, 0, ".6g")
     some = slice(None, None, -(-len(true_N) // _MOST_POINTS))
-    dots = [
-        (x(a), y(b)) for a, b in zip(true_N[some].tolist(), answers_N[some].tolist(), strict=True)
-    ]
+    dots = [*zip(map(x, true_N[some].tolist()), map(y, answers_N[some].tolist()), strict=True)]
     return Chart(f"{title}: predicted", "true", x_ticks, y_ticks, dots=dots)
 
 

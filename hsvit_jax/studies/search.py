@@ -23,8 +23,7 @@ from hsvit_jax.studies.engine import Row
 from hsvit_jax.studies.space import Span
 from hsvit_jax.train import metrics, workdir
 
-_RUNNING, _FAILED = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.FAIL
-_COMPLETE, _PRUNED = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+_State = optuna.trial.TrialState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +68,10 @@ class Search:
             kind = schema.of(key, config.model).kind
             made = spaces.IntDistribution if kind is int else spaces.FloatDistribution
             try:
-                ends = map(kind, map(float, values)) if is_range else ()
-                space[key] = (
-                    made(*ends, log=log) if ends else spaces.CategoricalDistribution(values)
-                )
+                if is_range:
+                    space[key] = made(*map(kind, map(float, values)), log=log)
+                else:
+                    space[key] = spaces.CategoricalDistribution(values)
             except ValueError as error:
                 raise ValueError(f"{key}={'..'.join(values)}: {error} Set LOW..HIGH") from error
         return cls(spec, settings, spans, space, config_lib.selection(config)[1])
@@ -118,8 +117,8 @@ class Search:
 
     def _take(self, study: optuna.Study, folder: Path, loaded: dict) -> None:
         """Runs a trial, or the rest of one that a stopped search has begun."""
-        for stale in study.get_trials(states=(_RUNNING,)):
-            study.tell(stale.number, state=_FAILED)
+        for stale in study.get_trials(states=(_State.RUNNING,)):
+            study.tell(stale.number, state=_State.FAIL)
             study.enqueue_trial(stale.params)
         seed = config_lib.get_config(self.spec, *self.settings).seed
         seeds = np.random.SeedSequence([seed, *folder.name.encode()])
@@ -128,14 +127,14 @@ class Search:
         values = [f"{key}={value}" for key, value in _rounded(trial.params).items()]
         config = config_lib.get_config(self.spec, *self.settings, *values)
         coordination.print_once(f"{folder.name}: {' '.join(values)}")
-        options = {"as_begun": True, "evaluate_test": False}
-        options |= {"callbacks": [_Curve(trial, folder, self.figure)]}
+        given = {"dataset": engine.images(config, loaded), "as_begun": True}
+        given["callbacks"] = [_Curve(trial, folder, self.figure)]
         try:
-            result = train.train(config, folder, dataset=engine.images(config, loaded), **options)
+            result = train.train(config, folder, evaluate_test=False, **given)
             study.tell(trial, result.validation.figures[self.figure])
         except (optuna.TrialPruned, train.Diverged) as error:
             coordination.print_once(f"{folder.name} ends early: {error}")
-            study.tell(trial, state=_PRUNED)
+            study.tell(trial, state=_State.PRUNED)
 
     def write(self, rows: Sequence[Row], out: Path, command: str) -> list[Any]:
         """Writes the rows as Markdown and CSV, and a panel for each key as PNG.
@@ -147,17 +146,16 @@ class Search:
           the table of the ten best and the three paths.
         """
         name = f"validation {self.figure.replace('_', ' ')}"
-        keys = ("trial", *self.spans, "evaluations", "ended", "accuracy")
-        columns = {key: lambda row, key=key: str(row[key]) for key in keys[:-1]}
+        keys = ("trial", *self.spans, "evaluations", "ended")
+        columns = {key: lambda row, key=key: str(row[key]) for key in keys}
         columns |= {name: lambda row: f"{row['accuracy']:.2%}"}
         best, every = (artifacts.markdown(artifacts.table(columns, x)) for x in (rows[:10], rows))
         note = f"The best of {len(rows)} is optimistic: evaluate it once on the test split."
-        series = {"": "complete", "early": "ended early"}
         panels = {key: key for key in self.spans}
-        plot = tables.figure(rows, panels, lambda row: series[row["ended"]], points=True)
+        plot = tables.figure(rows, panels, lambda x: f"ended {x['ended']}".strip(), points=True)
         plot.axes[0].set_ylabel(f"{name} (%)")
         page = f"{every}\n\n{note}\n\n    {command}\n"
-        return [best, *engine.save(rows, " ".join(keys), out, "search", page, plot)]
+        return [best, *engine.save(rows, " ".join([*keys, "accuracy"]), out, "search", page, plot)]
 
 
 class _Curve(train.Callback):
@@ -169,9 +167,10 @@ class _Curve(train.Callback):
     def on_evaluation(self, step: int, split: str, result: Any) -> None:
         """Reports all evaluations since the last call; a resumed trial has earlier ones."""
         curve = metrics.series(metrics.read_metrics(self.path), self.figure).get("val", [])
-        for number, (_, value) in enumerate(curve[self.seen :], self.seen):
+        values = [*(value for _, value in curve), result.figures[self.figure]]  # not written yet
+        for number, value in enumerate(values[self.seen :], self.seen):
             self.trial.report(value, number)
-        self.seen = len(curve)
+        self.seen = len(values)
         if self.trial.should_prune():
             raise optuna.TrialPruned("its curve lies below the median of the other trials'")
 
@@ -183,10 +182,10 @@ def _rows(study: optuna.Study) -> list[Row]:
             "trial": f"trial{number}",
             **_rounded(trial.params),
             "evaluations": len(trial.intermediate_values),
-            "ended": "" if trial.state == _COMPLETE else "early",
+            "ended": "" if trial.state == _State.COMPLETE else "early",
             "accuracy": float("nan") if trial.value is None else trial.value,
         }
-        for number, trial in enumerate(study.get_trials(states=(_COMPLETE, _PRUNED)))
+        for number, trial in enumerate(study.get_trials(states=(_State.COMPLETE, _State.PRUNED)))
     ]
     return sorted(rows, key=lambda row: (row["ended"], -np.nan_to_num(row["accuracy"])))
 

@@ -181,7 +181,7 @@ def make_evaluator(
         if not total:
             raise ValueError("cannot evaluate on an empty split: hold out some examples")
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
-        outputs: list[np.ndarray] = []
+        outputs, own = list[np.ndarray](), dict[str, float]()
         multiple = mesh.shape[mesh_lib.DATA]
         size = _size(split, batch, multiple)
         rows = mesh_lib.local_rows(mesh, size)
@@ -191,16 +191,13 @@ def make_evaluator(
             arrays = (mesh_lib.put_rows(mesh, a, size) for a in local)
             sums = jax.device_get(compiled(params, stats, *arrays))
             outputs += [sums["outputs"]] if gathers else []
-            if "loss" not in sums:
-                continue
-            loss += float(sums["loss"])
-            top5 += int(sums["top5"])
-            np.add.at(confusion_KK, tuple(sums["pairs"][:, sums["pairs"][0] >= 0]), 1)
-        own, outputs_NK = {}, np.zeros(0)
+            if "loss" in sums:
+                loss += float(sums["loss"])
+                top5 += int(sums["top5"])
+                np.add.at(confusion_KK, tuple(sums["pairs"][:, sums["pairs"][0] >= 0]), 1)
         if gathers:
             outputs_NK = np.concatenate(outputs)[:total]
-            value, own = _named(config, outputs_NK, split.labels, size)
-            loss = value * total
+            loss, own = _named(config, outputs_NK, split.labels, size)
         if split.labels.ndim == 2:
             figures, by_output = task.measure(outputs_NK, split.labels)
             return Scores(loss / total, total, {**figures, **own}, by_output)
@@ -213,19 +210,17 @@ def make_evaluator(
 def _named(
     config: ml_collections.ConfigDict, outputs_NK: np.ndarray, labels: np.ndarray, batch: int
 ) -> tuple[float, dict[str, float]]:
-    """Computes the loss, in batches without padding, and the metrics of train.metrics."""
-    task, function, classes = tasks.of(config), tasks.loss(config), config.data.num_classes
-    encoded, total = task.encode(labels), 0.0
-    targets_NK = np.eye(classes, dtype=np.float32)[encoded] if labels.ndim == 1 else encoded
+    """Sums the loss, in batches without padding, and computes the metrics of train.metrics."""
+    task, ones, total = tasks.of(config), np.ones(len(labels), np.float32), 0.0
+    if labels.ndim == 1:
+        labels = np.eye(config.data.num_classes)[labels]
+    arrays = outputs_NK, task.encode(labels), ones
     for start in range(0, len(labels), batch):
-        part = slice(start, start + batch)
-        ones = np.ones(len(outputs_NK[part]), np.float32)
-        total += float(function(outputs_NK[part], targets_NK[part], ones)) * len(ones)
-    answers_NK, ones = task.answer(outputs_NK), np.ones(len(labels), np.float32)
-    targets_NK = targets_NK if labels.ndim == 1 else labels
-    given = answers_NK.astype(np.float32), targets_NK.astype(np.float32), ones
+        part = [x[start : start + batch] for x in arrays]
+        total += float(tasks.loss(config)(*part)) * len(part[0])
+    given = task.answer(outputs_NK).astype(np.float32), labels.astype(np.float32), ones
     own = {name: float(tasks.METRICS[name](*given)) for name in config.train.metrics}
-    return total / len(labels), own
+    return total, own
 
 
 def _rank(logits_BK: Array, labels_B: Array) -> Array:

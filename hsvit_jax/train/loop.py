@@ -90,6 +90,8 @@ class Loop:
         self.selects_on, self.figure = config_lib.selection(run.config)
         self.task = tasks.of(run.config)
         self.meta, self.asked = run.meta, run.asked
+        if self.callbacks_act:  # only process 0 has them
+            self.callbacks_act = bool(coordination.from_lead("yes" * bool(callbacks)))
         for callback in callbacks:
             callback._loop = self
         self.evaluator = self.make_evaluator()
@@ -182,7 +184,7 @@ class Loop:
     def obey(self) -> None:
         """Takes up what the callbacks of process 0 asked for, on all processes."""
         factor, stop = self.asked
-        if self.callbacks and self.callbacks_act:
+        if self.callbacks_act:
             factor, stop = json.loads(coordination.from_lead(json.dumps(self.asked)))
         self._follow(self.run.rate * factor, 1.0, stop)
 
@@ -219,11 +221,9 @@ class Loop:
                 f"none of them was applied, and {saved}: lower optim.learning_rate or "
                 "optim.clip_norm, or use float32"
             )
-        own: dict[str, Any] = {}
+        own, names = dict[str, Any](), ("loss", self.task.step_figure, "grad_norm")
         for callback in self.callbacks:
-            names = "loss", self.task.step_figure, "grad_norm"
-            figures = {name: float(values[name]) for name in names}
-            own |= callback.on_step(number, figures) or {}
+            own |= callback.on_step(number, {name: float(values[name]) for name in names}) or {}
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
         if not self.timed and (number >= self.first + 3 or done - since > 10):
@@ -349,8 +349,9 @@ class Loop:
         give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None
-        test = self.evaluate(state, "test", give_up) if evaluate_test else None
-        if test:
+        test = None
+        if evaluate_test:
+            test = self.evaluate(state, "test", give_up)
             self.log_eval(best_step, "test", test)
         return best_step, state, validation, test
 

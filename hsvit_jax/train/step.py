@@ -88,18 +88,13 @@ def restarted(run: Run, state: dict) -> dict:
     def is_count(part: Any) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)
 
-    def kept(old: Any, fresh: Any) -> Any:
-        return old if is_count(old) else fresh
-
     def restart(params: dict, opt: Any) -> Any:
-        return jax.tree.map(kept, opt, run.tx.init(params), is_leaf=is_count)
+        kept, fresh = lambda old, new: old if is_count(old) else new, run.tx.init(params)
+        return jax.tree.map(kept, opt, fresh, is_leaf=is_count)
 
     shardings = mesh_lib.state_shardings(run.mesh, run.state_shape, run.model)["opt"]
-    make = jax.jit(
-        restart,
-        out_shardings=shardings,
-        compiler_options=mesh_lib.compiler_options(runs=False),
-    )
+    options = mesh_lib.compiler_options(runs=False)
+    make = jax.jit(restart, out_shardings=shardings, compiler_options=options)
     return {**state, "opt": make(state["params"], state["opt"])}
 
 
@@ -199,11 +194,8 @@ def _make_inputs(
 def make_criterion(
     run: Run, smoothing: float
 ) -> tuple[Callable[[Array, Array], tuple[Array, Array]], bool]:
-    """Builds `criterion(outputs (B, K), targets (B, K))` → the loss and the figure of a batch.
-
-    Returns:
-        it, and whether it smooths the targets itself.
-    """
+    """Builds `criterion(outputs (B, K), targets (B, K))` → the loss and the figure of a batch, and
+    returns whether it smooths the targets itself."""
     config, task, loss = run.config, tasks.of(run.config), tasks.loss(run.config)
     weights_K = class_weights(run) if config.data.balance == "weights" else None
 
@@ -214,8 +206,7 @@ def make_criterion(
 
     def named(outputs_BK: Array, targets_BK: Array) -> tuple[Array, Array]:
         weights_B = jnp.ones(len(targets_BK)) if weights_K is None else targets_BK @ weights_K
-        value = loss(outputs_BK, targets_BK, weights_B)
-        return value, task.step_value(outputs_BK, targets_BK)
+        return loss(outputs_BK, targets_BK, weights_B), task.step_value(outputs_BK, targets_BK)
 
     if loss is tasks.LOSSES["cross_entropy"]:
         return plain, weights_K is not None

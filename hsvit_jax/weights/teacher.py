@@ -30,14 +30,7 @@ class Pixels(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """A network that teaches.
-
-    Attributes:
-      network: a `TeacherNetwork`.
-      params: a tree of arrays, as `stats`.
-      digest: of the weights.
-      about: where it is from, for the log.
-    """
+    """A `TeacherNetwork`, its weights, their digest, and where they are from."""
 
     network: Any
     params: dict
@@ -81,19 +74,18 @@ def renormalised(x_BHWC: Array, given: Pixels, seen: Pixels) -> Array:
 
     Grey becomes equal channels, and colours become their luma. Other sizes are bilinear.
     """
-    if (given.mean, given.std) != (seen.mean, seen.std):
-        mean_C, std_C = (jnp.array(x, jnp.float32)[None, None, None] for x in given[:2])
+    if given[:2] != seen[:2]:
+        (mean_C, std_C), (new_mean_C, new_std_C) = (
+            (jnp.array(x, jnp.float32)[None, None, None] for x in one[:2]) for one in (given, seen)
+        )
         x_BHWC = x_BHWC * std_C + mean_C
-        channels = len(seen.mean)
-        if channels < len(given.mean):
+        if len(seen.mean) < len(given.mean):
             x_BHWC = (x_BHWC * _LUMA[None, None, None]).sum(-1, keepdims=True)
-        x_BHWC = jnp.broadcast_to(x_BHWC, (*x_BHWC.shape[:3], channels))
-        mean_C, std_C = (jnp.array(x, jnp.float32)[None, None, None] for x in seen[:2])
-        x_BHWC = (x_BHWC - mean_C) / std_C
-    batch, *size, channels = x_BHWC.shape
-    if tuple(size) == seen.size:
+        x_BHWC = (x_BHWC - new_mean_C) / new_std_C
+    if x_BHWC.shape[1:3] == seen.size:
         return x_BHWC
-    return jax.image.resize(x_BHWC, (batch, *seen.size, channels), "bilinear")
+    shape = (len(x_BHWC), *seen.size, x_BHWC.shape[3])
+    return jax.image.resize(x_BHWC, shape, "bilinear")
 
 
 def load(
@@ -108,9 +100,8 @@ def load(
 
     Args:
       config: resolved.
-      class_names: of the data.
+      class_names, fingerprint: of the data; a note reports splits that may have moved.
       devices: they share its groups.
-      fingerprint: of the data; a note reports splits that may have moved.
 
     Raises:
       ValueError: there are no good weights, a class is missing, or images have other proportions.
@@ -141,8 +132,8 @@ def load(
         rows = _rows(theirs, for_all(class_names, config.data.num_classes), network.config)
     except ValueError as error:
         raise ValueError(f"init.teacher={source}: {error}") from error
-    adapted = TeacherNetwork(network, given, seen, rows, devices)
-    return Teacher(adapted, params, stats, digest(params, stats), about)
+    network = TeacherNetwork(network, given, seen, rows, devices)
+    return Teacher(network, params, stats, digest(params, stats), about)
 
 
 def _rows(theirs: tuple[str, ...], ours: tuple[str, ...], sizes: Any) -> tuple[int, ...]:

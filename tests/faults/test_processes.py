@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.faulty_process import asking
 from support.processes import environment, finish, free_port
 from support.small_runs import digest, losses, metric_lines, small_dataset
 
@@ -88,6 +89,20 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path, job):
     assert "stopping as soon as the state is saved" in ends[1][1]
     assert checkpoint.load_tree(cut)[0] == step
     assert list(losses(cut)) == list(range(1, step + 1))  # one line for each step
+
+
+@pytest.mark.slow
+def test_callbacks_act_on_both_processes_at_one_step(tmp_path, job):
+    """As in one process, to the bit: epochs have four steps, and the run would take 26."""
+    few = (*GROUPS, "data.fraction=0.1")
+    config = config_lib.get_config(SPEC, *few)
+    alone = {"devices": jax.devices()[:4], "verbose": False, "callbacks": [asking(6)]}
+    done = train.train(config, tmp_path / "alone", **alone)
+    assert done.step == 2 * (done.step // 2) and 6 <= done.step < 26
+    ends = job(tmp_path / "both", few, count=2, devices=2, twist=("ask", 0, 6))
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert digest(tmp_path / "both") == digest(tmp_path / "alone")
+    assert metric_lines(tmp_path / "both") == metric_lines(tmp_path / "alone")
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Every family's gradient in training against finite differences, in double precision.
 
-Every variant of `models.VARIANTS`, at a smoke run's sizes, and what settings make of HSViT and of
-coupled batches: whoever registers a family or a variant has it tested here. The functions are those
-of a CPU run, with its own convolutions, poolings and recomputed parts.
+Every family, at a smoke run's sizes, each variant that has a part which none before it has, and
+what settings make of HSViT and of coupled batches: whoever registers a family or a part has it
+tested here. The functions are those of a CPU run, with its own convolutions, poolings and
+recomputed parts.
 """
 
 import re
@@ -25,6 +26,10 @@ OTHERS = (
     ("c2a2:digits,tiny", ("model.towers=2", "model.tiles=(1, 2)", "model.votes=learned")),
     ("vix:vip,digits,tiny", ("model.batch_coupling=True",)),
     ("vix:vin,digits,tiny", ("model.batch_coupling=True",)),
+    ("vix:hybrid_vin_rope,digits,tiny", ()),
+    ("hvt:s-2-2d,digits,tiny", ()),
+    ("dhvt:t-patch2,digits,tiny", ()),
+    ("dhvt:t-patch16,digits,tiny", ()),
 )
 #: Dear to compile, and deeper than another, put together of what others have, or with a training
 #: step among the reference vectors.
@@ -36,22 +41,35 @@ SLOW = re.compile(
 )
 
 
+def _part(value):
+    """A setting without its size: two depths or widths are one part, and none is another."""
+    if isinstance(value, dict):
+        return tuple((key, _part(inner)) for key, inner in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(dict.fromkeys(map(_part, value)))
+    return bool(value) if isinstance(value, int | float) else value
+
+
 def _cases():
-    """Settings and image size of each network that differs in more than its rates of dropout."""
-    cases, seen = [], []
+    """Settings and image size of each network with a part of its own; mixers are all families'."""
+    cases, seen = [], set()
     named = [
-        (f"{variant}:digits,tiny" if family == "hsvit" else f"{family}:{variant},digits,tiny", ())
+        f"{variant}:digits,tiny" if family == "hsvit" else f"{family}:{variant},digits,tiny"
         for family, variant in models.VARIANTS
     ]
-    for specification, changes in (*named, *OTHERS):
-        config = config_lib.get_config(specification, *changes)
+    for specification, changes in (*((name, None) for name in named), *OTHERS):
+        config = config_lib.get_config(specification, *(changes or ()))
         settings, size = config.model.to_dict(), config.data.image_size or (32, 32)
-        sizes = {k: v for k, v in settings.items() if k != "variant" and "drop" not in k}
-        if sizes in seen:
+        parts = {
+            ("" if key == "mixer" else settings["family"], key, _part(value))
+            for key, value in settings.items()
+            if key not in ("variant", "backbone") and "drop" not in key
+        }
+        if changes is None and parts <= seen:
             continue
-        seen.append(sizes)
+        seen |= parts
         name = specification.replace("digits,tiny", "").rstrip(":,")
-        name = ",".join((name, *changes))
+        name = ",".join((name, *(changes or ())))
         slow = [pytest.mark.slow] if SLOW.match(name) else []
         cases.append(pytest.param(settings, size, marks=slow, id=name))
     return cases

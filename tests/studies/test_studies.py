@@ -1,4 +1,4 @@
-"""Looking for a learning rate, cross-validation, the papers' studies, curves of several runs."""
+"""Cross-validation, the papers' studies, curves of several runs."""
 
 import csv
 import json
@@ -9,42 +9,18 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.studies import crossval, lr_find, study
+from hsvit_jax.studies import crossval, power_search, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
 
 
-def test_the_steepest_rate_is_before_the_lowest_loss():
-    rates = np.logspace(-6, 1, 71)
-    losses = 2.3 - 1.0 / (1 + np.exp(-6 * (np.log10(rates) + 3))) + 8 * (rates > 0.1)
-    found = lr_find.choose(rates, losses)
-    assert found[0] == pytest.approx(1e-3, rel=0.3)
-    losses[:8] = np.linspace(1.0, 2.5, 8)  # one lucky batch, and its average
-    assert lr_find.choose(rates, losses) == found
-    steps = np.arange(71)
-    steepest, lowest = lr_find.choose(rates, np.where(steps > 50, 9.0, 2.3 - (steps / 50) ** 8))
-    assert steepest < lowest
-    with pytest.raises(ValueError, match="--steps"):
-        lr_find.choose(rates, rates)
-
-
-def test_rates_grow_until_the_loss_does(tmp_path, capsys):
-    out = tmp_path / "found.png"
-    words = ["lr-find", *TINY, "--config.train.batch=16", "--steps=30", f"--out={out}"]
-    assert main.main(["hsvit", *words]) == 0
-    printed = capsys.readouterr().out
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert "falls fastest at a rate of" in printed
-    assert "--config.train.batch=16 --config.optim.learning_rate=" in printed
-
-
 def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(lr_find, "search", pytest.fail)
-    (tmp_path / "link.png").symlink_to("elsewhere")
+    monkeypatch.setattr(power_search, "search", pytest.fail)
+    (tmp_path / "link.safetensors").symlink_to("elsewhere")
     (tmp_path / "file").write_text("")
-    for out in ("link.png", "file/found.png"):
-        assert main.main(["hsvit", "lr-find", *TINY, f"--out={tmp_path / out}"]) == 1
+    for out in ("link.safetensors", "file/found.safetensors"):
+        assert main.main(["hsvit", "power-search", *TINY, f"--out={tmp_path / out}"]) == 1
         assert str(tmp_path / out.partition("/")[0]) in capsys.readouterr().err
 
 

@@ -8,10 +8,11 @@ process that writes a part of it. kill_giving: before it gives process 0, which 
 of the checkpoint of STEP. kill_testing: before the test split is evaluated. kill_loading,
 term_loading: before the data are loaded. late: PROCESS starts its first step STEP seconds after it
 was compiled. stream: made-up images that are read one by one, each reading noted in
-$READS-<process>. none: as it is.
+$READS-<process>. ask: callbacks of all processes act as `asking` says. none: as it is.
 """
 
 import dataclasses
+import functools
 import importlib
 import os
 import resource
@@ -97,6 +98,20 @@ def arrange(twist: str, processes: set[int], step: int) -> None:
         before(loop.Loop, oldest, lambda self: strike(self.pending[0][0] == step))
 
 
+def asking(step: int) -> Any:
+    """A callback that halves the rate after the epoch of step 1, and stops after that of `step`."""
+    from hsvit_jax import train
+
+    class Asking(train.Callback):
+        def on_step(self, number: int, figures: dict[str, float]) -> None:
+            if number == 1:
+                self.scale_rate(0.5)
+            if number == step:
+                self.stop()
+
+    return Asking()
+
+
 def stream() -> None:
     """Replaces the data, and notes which training images are read."""
     import jax
@@ -119,6 +134,10 @@ if __name__ == "__main__":
     twist, processes, step, *words = sys.argv[1:]
     if twist == "stream":
         stream()
+    elif twist == "ask":
+        from hsvit_jax import train
+
+        train.train = functools.partial(train.train, callbacks=[asking(int(step))])
     elif twist != "none":
         arrange(twist, {*map(int, processes.split(","))}, int(step))
     sys.exit(main.main([sys.argv[0], *words]))
