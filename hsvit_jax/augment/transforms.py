@@ -74,7 +74,7 @@ def rotate(key: jax.Array, image_HWC: jax.Array, degrees: float = 15.0) -> jax.A
 
 def brightness(key: jax.Array, image_HWC: jax.Array, strength: float = 0.4) -> jax.Array:
     """Multiplies pixels by 1 ± strength."""
-    return _blend(key, image_HWC, jnp.zeros((1, 1, 1)), strength)
+    return _blend(key, image_HWC, jnp.zeros((1, 1, 1), jnp.float32), strength)
 
 
 def contrast(key: jax.Array, image_HWC: jax.Array, strength: float = 0.4) -> jax.Array:
@@ -282,7 +282,8 @@ def _grey(image_HWC: jax.Array) -> jax.Array:
     """Returns ITU-R 601 luma, (H, W, 1)."""
     if image_HWC.shape[-1] == 1:
         return image_HWC
-    return (image_HWC * jnp.array([[[0.299, 0.587, 0.114]]])).sum(-1, keepdims=True)
+    weight_11C = jnp.array([[[0.299, 0.587, 0.114]]], jnp.float32)
+    return (image_HWC * weight_11C).sum(-1, keepdims=True)
 
 
 def _blend(key: jax.Array, image_HWC: jax.Array, other: jax.Array, strength: float) -> jax.Array:

@@ -91,7 +91,7 @@ class Loop:
         self.task = tasks.of(run.config)
         self.meta, self.asked = run.meta, run.asked
         if self.callbacks_act:  # only process 0 has them
-            self.callbacks_act = bool(coordination.from_lead("yes" * bool(callbacks)))
+            self.callbacks_act = bool(coordination.from_lead("yes" if callbacks else ""))
         for callback in callbacks:
             callback._loop = self
         self.evaluator = self.make_evaluator()
