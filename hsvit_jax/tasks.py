@@ -65,7 +65,7 @@ class Classify:
 
     def ranked(self, answer_K: np.ndarray) -> np.ndarray:
         """Returns the outputs in the order in which they are shown."""
-        return np.argsort(-answer_K * (self.unit == "probability"), kind="stable")
+        return np.argsort(-answer_K, kind="stable")
 
     def over(self, answers: np.ndarray) -> np.ndarray:
         """Returns which outputs are part of the answers, bool (…, K)."""
@@ -165,6 +165,9 @@ class Regress(Multilabel):
     def step_value(self, outputs_BK: Array, targets_BK: Array) -> Array:
         value = (jnp.abs(outputs_BK - targets_BK).mean(0) * self.std_K.astype(np.float32)).mean()
         return jnp.where(jnp.isfinite(value), value, 0.0)  # such a step is skipped
+
+    def ranked(self, answer_K: np.ndarray) -> np.ndarray:
+        return np.arange(len(answer_K))
 
     over = Classify.over
 
